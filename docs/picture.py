@@ -32,7 +32,7 @@ def record() -> list[str]:
             display = Display(job, dict.fromkeys(("w0", "w1", "w2"), 450))
             while run.poll() is None:
                 state = job.state()
-                if len(state.clock) == 3 and min(state.clock.values()) >= len(frames) * 450 / FRAMES:
+                if len(state.clock) == 3 and min(state.clock.values()) >= (len(frames) + 1) * 450 / (FRAMES + 1):
                     frames.append(_frame(display, job, len(frames), "\n"))
                 job.access.client.wait({job.access.keys.commits: state.last_entry}, 50)
             said = run.stdout.read() if run.stdout else ""
@@ -49,11 +49,11 @@ def _first_job(store: kvps.Store) -> str:
 
 
 def _frame(display: Display, job: kvps.Job, number: int, result: str) -> str:
-    state, traces = job.state(), job.traces()
+    state = job.state()
     display.observe(state)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(f"[bold green]$[/] kvps {' '.join(COMMAND)}\n", highlight=False)
-    console.print(display.render(state, traces))
+    console.print(display.render(state))
     console.print(f"\n{result}", highlight=False)
     drawn = console.export_svg(title="kvps up", unique_id=f"kvps{number}")
     return re.sub(

@@ -39,6 +39,7 @@ class JobSettings(TypedDict, total=False):
     durability: Literal["memory", "replicated"]
     min_workers: int
     units: int
+    rounds: int
     task: str
     seed: int
     batch_size: int

@@ -239,6 +239,12 @@ class UncheckedConfig:
         "for each push. With 0 each worker has its own part of the data.",
         bounds=(0, 2**50),
     )
+    rounds: int = setting(
+        0,
+        "How many rounds each worker is going to do, so that screens can show how much is done; kvps up sets it. "
+        "With 0 that is not known. Nothing depends on it.",
+        bounds=(0, 2**50),
+    )
     task: str = setting("", "The task that kvps worker trains. A job that was created in Python has none.")
     seed: int = setting(
         0,

@@ -10,23 +10,18 @@ from typing import Any, NamedTuple
 from kvps.connection.sockets import redacted
 from kvps.errors import KvpsError, printable
 from kvps.job import Job
+from kvps.parsing import bytes_text
+from kvps_monitor.palette import PHASE_COLOURS, TONES, doing, tone
 from kvps_monitor.views import JobView, ShardView, WorkerView, short_name
 
-_MOST_DRAWN = 10  # workers, aggregators or shards; the others are one box
-_BOX, _GAP, _MARGIN, _HEIGHT = 132, 22, 24, 58
-_TOP, _SERVER, _BOTTOM = 58, 200, 376
+_ACROSS, _MOST_ROWS = 6, 4  # boxes of a row, and rows of workers; the others are one box
+_BOX, _GAP, _MARGIN, _HEIGHT = 146, 34, 24, 58
+_TOP, _SERVER, _IN_SERVER, _BELOW, _NEXT_ROW = 58, 200, 110, 66, 74  # where rows begin, or how far they are apart
+_LANE = 9  # between the arrows of two rows, which pass through one gap
+_TEXT = _BOX - 12  # the width of the longest line of a box
+_LETTER = 7.6  # about the widest that a letter is on average, in bold: a longer line is drawn narrower
 _INK, _SOFT, _PAPER = "#1b2631", "#5d6d7e", "#ffffff"
-_FILL = {
-    "computing": "#d6eaf8",
-    "fetching": "#d4efdf",
-    "pushing": "#fdebd0",
-    "waiting": "#ffffff",
-    "silent": "#f5b7b1",
-    "finished": "#eaeded",
-    "left": "#eaeded",
-    "evicted": "#f5b7b1",
-}
-_PUSH, _FETCH = "#b9770e", "#1e8449"
+_PUSH, _FETCH = PHASE_COLOURS["push"], PHASE_COLOURS["fetch"]
 
 
 class Client(NamedTuple):
@@ -63,7 +58,7 @@ def _shard(shard: ShardView) -> dict[str, Any]:
 
 def _worker(worker: WorkerView) -> dict[str, Any]:
     known = ("worker", "host", "device", "state", "waits_for", "pushed_per_s", "pulled_per_s", "rounds_per_s")
-    return {name: getattr(worker, name) for name in known}
+    return {name: getattr(worker, name) for name in known} | {"doing": doing(worker)}
 
 
 def _aggregators(view: JobView) -> list[str]:
@@ -113,25 +108,28 @@ class _Box(NamedTuple):
 
 
 def as_svg(graph: dict[str, Any]) -> str:
-    """Return the picture of a graph: aggregators above, the server with its shards, and the workers below."""
-    aggregators = _row([_aggregator_box(a) for a in graph["aggregators"]], "aggregators")
-    workers = _row([_worker_box(w) for w in graph["workers"]], "workers")
-    shards = _row([_Box([f"shard {s['shard']}", f"term {s['term']}"], "#eaf2f8") for s in graph["shards"]], "shards")
-    beside = _beside(graph)
-    columns = max(len(aggregators), len(workers), len(shards) + len(beside), 3)
-    width = 2 * _MARGIN + columns * (_BOX + _GAP) + 80
-    parts = [_frame(graph, width)]
-    parts += _boxes(aggregators, _TOP, width) + _boxes(workers, _BOTTOM, width)
-    parts += _boxes([*shards, *beside], _SERVER + 14, width)
-    for x, shard in zip(_places(len(shards) + len(beside), width), _drawn_of(graph["shards"]), strict=False):
+    """Return the picture of a graph: aggregators above, the server with its shards, and the workers in rows below."""
+    aggregators = _bounded([_aggregator_box(a) for a in graph["aggregators"]], "aggregators", _ACROSS)
+    workers = _bounded([_worker_box(w) for w in graph["workers"]], "workers", _ACROSS * _MOST_ROWS)
+    shards = [_Box([f"shard {s['shard']}", f"term {s['term']}"], TONES["good"]) for s in graph["shards"]]
+    shards, beside = _bounded(shards, "shards", _ACROSS), _beside(graph)
+    columns = max(len(aggregators), min(len(workers), _ACROSS), len(shards) + len(beside), 3)
+    width, rows = 2 * _MARGIN + columns * (_BOX + _GAP) + 40, -(-len(workers) // _ACROSS)
+    parts = [_frame(graph, width), *_boxes(aggregators, _TOP, width), *_boxes([*shards, *beside], _SERVER + 14, width)]
+    for x, shard in zip(_places(len(shards) + len(beside), width), graph["shards"][: len(shards)], strict=False):
         parts += _shard_arrows(graph, shard, x, _places(len(aggregators), width))
-    for x, worker in zip(_places(len(workers), width), _drawn_of(graph["workers"]), strict=True):
-        parts += _worker_arrows(worker, x)
-    height = _BOTTOM + _HEIGHT + 56
+    drawn = _drawn_of(graph["workers"], len(workers))
+    for row in range(rows):
+        part = slice(row * _ACROSS, (row + 1) * _ACROSS)
+        y = _SERVER + _IN_SERVER + _BELOW + row * (_HEIGHT + _NEXT_ROW)
+        places = _places(min(len(workers), _ACROSS), width)
+        for x, box, worker in zip(places, workers[part], drawn[part], strict=False):
+            parts += [*_worker_arrows(worker, x, y, row), _drawn(box, x, y)]
+    height = _SERVER + _IN_SERVER + _BELOW + max(rows, 1) * (_HEIGHT + _NEXT_ROW) - 18
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'font-family="sans-serif" font-size="12" fill="{_INK}"><defs>{_head("push", _PUSH)}{_head("fetch", _FETCH)}'
-        f'{_head("soft", _SOFT)}</defs><rect width="{width}" height="{height}" fill="{_PAPER}"/>{"".join(parts)}'
+        f'</defs><rect width="{width}" height="{height}" fill="{_PAPER}"/>{"".join(parts)}'
         f"{_legend(height - 20)}</svg>\n"
     )
 
@@ -141,18 +139,14 @@ def _aggregator_box(aggregator: dict[str, Any]) -> _Box:
     held = f"holds shard {shards}" if shards else "stands by"
     return _Box(
         ["aggregator", short_name(" ".join(aggregator["name"].split(":")[:2])), held],
-        "#e8daef" if shards else _PAPER,
+        TONES["good"] if shards else _PAPER,
         not shards,
     )
 
 
 def _worker_box(worker: dict[str, Any]) -> _Box:
-    waits = f" for {worker['waits_for'][0]}" if worker["waits_for"] else ""
     about = f"{worker['device']} on {worker['host']}"
-    return _Box(
-        [short_name(worker["worker"]), short_name(about), short_name(worker["state"] + waits)],
-        _FILL.get(worker["state"], _PAPER),
-    )
+    return _Box([short_name(worker["worker"]), short_name(about), worker["doing"]], TONES[tone(worker["state"])])
 
 
 def _beside(graph: dict[str, Any]) -> list[_Box]:
@@ -163,17 +157,17 @@ def _beside(graph: dict[str, Any]) -> list[_Box]:
     return boxes
 
 
-def _row(boxes: list[_Box], what: str) -> list[_Box]:
-    if len(boxes) <= _MOST_DRAWN:
+def _bounded(boxes: list[_Box], what: str, most: int) -> list[_Box]:
+    if len(boxes) <= most:
         return boxes
-    return [*boxes[: _MOST_DRAWN - 1], _Box([f"{len(boxes) - _MOST_DRAWN + 1} more", what], "#f4f6f7", True)]
+    return [*boxes[: most - 1], _Box([f"{len(boxes) - most + 1:,} more", what], dashed=True)]
 
 
-def _drawn_of(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _drawn_of(nodes: list[dict[str, Any]], boxes: int) -> list[dict[str, Any]]:
     """Return the nodes that have a box each; the last one stands for the others, with the sums of their rates."""
-    if len(nodes) <= _MOST_DRAWN:
+    if len(nodes) <= boxes:
         return nodes
-    first, rest = nodes[: _MOST_DRAWN - 1], nodes[_MOST_DRAWN - 1 :]
+    first, rest = nodes[: boxes - 1], nodes[boxes - 1 :]
     rates = {name: sum(node[name] or 0.0 for node in rest) for name in rest[0] if name.endswith("_per_s")}
     return [*first, rest[0] | rates]
 
@@ -191,7 +185,7 @@ def _boxes(boxes: Sequence[_Box], y: float, width: float) -> list[str]:
 def _drawn(box: _Box, x: float, y: float) -> str:
     dash = ' stroke-dasharray="5 4"' if box.dashed else ""
     lines = "".join(
-        f'<text x="{x + _BOX / 2:.1f}" y="{y + 18 + 16 * i:.1f}" text-anchor="middle" '
+        f'<text x="{x + _BOX / 2:.1f}" y="{y + 18 + 16 * i:.1f}" text-anchor="middle"{_narrower(line)} '
         f'font-weight="{"normal" if i else "bold"}">{_text(line)}</text>'
         for i, line in enumerate(box.lines)
     )
@@ -201,16 +195,21 @@ def _drawn(box: _Box, x: float, y: float) -> str:
     )
 
 
+def _narrower(line: str) -> str:
+    """Return what keeps a long line inside its box, whatever its letters are."""
+    return f' textLength="{_TEXT}" lengthAdjust="spacingAndGlyphs"' if len(line) * _LETTER > _TEXT else ""
+
+
 def _frame(graph: dict[str, Any], width: float) -> str:
     """The title, and the server's box."""
     server = graph["server"]
-    title = f"{graph['job']}: {graph['mode']}, version {graph['version']}"
-    about = f"{server['url']}, {_size(server['memory'])} in use"
+    title = f"{graph['job']}: {graph['mode']}, version {graph['version']:,}"
+    about = f"{server['url']}, {bytes_text(server['memory'])} in use"
     if graph["transport"] == "shm":
         about += "; the arrays are in shared memory"
     return (
         f'<text x="{_MARGIN}" y="34" font-size="16" font-weight="bold">{_text(title)}</text>'
-        f'<rect x="{_MARGIN}" y="{_SERVER}" width="{width - 2 * _MARGIN}" height="110" rx="10" fill="#fbfcfc" '
+        f'<rect x="{_MARGIN}" y="{_SERVER}" width="{width - 2 * _MARGIN}" height="{_IN_SERVER}" rx="10" fill="#fbfcfc" '
         f'stroke="{_INK}" stroke-width="1.5"/><text x="{_MARGIN + 14}" y="{_SERVER + 96}">'
         f'<tspan font-weight="bold">Redis</tspan> <tspan fill="{_SOFT}">{_text(about)}</tspan></text>'
     )
@@ -225,36 +224,40 @@ def _shard_arrows(graph: dict[str, Any], shard: dict[str, Any], x: float, places
     held = graph["aggregators"][names.index(shard["holder"])]["shards"]
     above = places[place] + _BOX * (held.index(shard["shard"]) + 1) / (len(held) + 1)
     below, foot, head = x + _BOX / 2, _SERVER + 14, _TOP + _HEIGHT
-    yield _arrow(below - 7, foot, above - 5, head, "push")
-    yield _arrow(above + 5, head, below + 7, foot, "fetch")
+    yield _path([(below - 7, foot), (above - 5, head)], "push")
+    yield _path([(above + 5, head), (below + 7, foot)], "fetch")
     near = below + 0.25 * (above - below)
-    yield _label(near - 12, _SERVER - 8, _rate(shard["received_per_s"]), _PUSH, "end")
-    yield _label(near + 12, _SERVER - 8, _rate(shard["stored_per_s"]), _FETCH, "start")
+    yield _label(near - 12, _SERVER - 8, _rate(shard["received_per_s"]), "end")
+    yield _label(near + 12, _SERVER - 8, _rate(shard["stored_per_s"]), "start")
 
 
-def _worker_arrows(worker: dict[str, Any], x: float) -> Iterable[str]:
-    """Yield a worker's arrows: gradients go up to the server, weights come down."""
-    middle, low = x + _BOX / 2, _SERVER + 110
-    yield _arrow(middle - 7, _BOTTOM, middle - 7, low, "push")
-    yield _arrow(middle + 7, low, middle + 7, _BOTTOM, "fetch")
-    yield _label(middle - 12, low + 28, _rate(worker["pushed_per_s"]), _PUSH, "end")
-    yield _label(middle + 12, low + 44, _rate(worker["pulled_per_s"]), _FETCH, "start")
+def _worker_arrows(worker: dict[str, Any], x: float, y: float, row: int) -> Iterable[str]:
+    """Yield a worker's arrows: gradients go up to the server, weights come down. Those of a lower row pass the boxes
+    above it on their left."""
+    middle, low = x + _BOX / 2, _SERVER + _IN_SERVER
+    left, right, beside = middle - 7, middle + 7, x - _LANE * row
+    if row:
+        yield _path([(left, y), (left, y - 9), (beside - 4, y - 9), (beside - 4, low)], "push")
+        yield _path([(beside, low), (beside, y - 15), (right, y - 15), (right, y)], "fetch")
+    else:
+        yield _path([(left, y), (left, low)], "push")
+        yield _path([(right, low), (right, y)], "fetch")
+    yield _label(left - 5, y - 24, _rate(worker["pushed_per_s"]), "end")
+    yield _label(right + 5, y - 24, _rate(worker["pulled_per_s"]), "start")
 
 
-def _arrow(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def _path(points: Sequence[tuple[float, float]], kind: str) -> str:
+    line = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
     colour = _PUSH if kind == "push" else _FETCH
-    return (
-        f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}" stroke-width="1.6" '
-        f'marker-end="url(#{kind})"/>'
-    )
+    return f'<path d="M{line}" fill="none" stroke="{colour}" stroke-width="1.6" marker-end="url(#{kind})"/>'
 
 
-def _label(x: float, y: float, text: str, colour: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" fill="{colour}" text-anchor="{anchor}">{text}</text>'
+def _label(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="11" fill="{_SOFT}" text-anchor="{anchor}">{text}</text>'
 
 
 def _legend(y: float) -> str:
-    words = "gradients, in bytes a second", "weights, in bytes a second", "dashed: stands by"
+    words = "gradients, in bytes a second", "weights, in bytes a second", "dashed: holds nothing"
     x, out = float(_MARGIN), ""
     for word, colour in zip(words, (_PUSH, _FETCH, _SOFT), strict=True):
         out += f'<rect x="{x}" y="{y - 9}" width="10" height="10" fill="{colour}"/>'
@@ -271,15 +274,7 @@ def _head(name: str, colour: str) -> str:
 
 
 def _rate(bytes_per_s: float) -> str:
-    return f"{_size(bytes_per_s)}/s"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}"
+    return f"{bytes_text(bytes_per_s)}/s"
 
 
 def _text(text: str) -> str:

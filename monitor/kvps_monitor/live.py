@@ -61,6 +61,8 @@ class JobWatch:
         self._events = events
         self._iterations: dict[str, deque[Iteration]] = {}
         self._versions: dict[int, deque[ShardVersion]] = {}
+        self._began_s: float | None = None
+        self._took_s: float | None = None  # a finished job
 
     def look(self) -> JobView:
         """Return the job as it is now. Raises JobNotFound, CorruptData, ServerLost."""
@@ -91,7 +93,9 @@ class JobWatch:
             gradient_norms=gradient_norms(list(self._versions.values())),
             units=job.config.units,
             units_done=state.units_done,
-            eta_s=_eta(job.config.units - state.units_done, workers) if job.config.units else None,
+            progress=_progress(state, job.config),
+            elapsed_s=self._elapsed_s(state, now_us / 1e6),
+            eta_s=_eta(state, job.config, workers),
             memory=used,
             memory_limit=limit,
             model_bytes=job.layout.nbytes,
@@ -148,6 +152,14 @@ class JobWatch:
     def _versions_per_s(self, shard: int, now_us: int) -> float | None:
         versions = self._versions.get(shard) or deque()
         return _rate([(v.at_us, v.at_us + 1000 * sum(v.phases.values())) for v in versions], now_us)
+
+    def _elapsed_s(self, state: State, now_s: float) -> float | None:
+        self._began_s = self._began_s or self.job.training_began()
+        if not state.finished(self.job.config):
+            self._took_s = None
+            return self._began_s and max(0.0, now_s - self._began_s)
+        self._took_s = self.job.training_seconds() if self._took_s is None else self._took_s
+        return self._took_s
 
     def _standbys(self, reply: _Reply, now_us: int) -> list[str]:
         """Return the aggregators that have looked at the job lately, and hold no shard."""
@@ -316,6 +328,25 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _eta(units_left: int, workers: Sequence[WorkerView]) -> float | None:
-    rate = sum(w.rounds_per_s or 0.0 for w in workers if w.state in ("computing", "fetching", "pushing", "waiting"))
-    return units_left / rate if rate else None
+def _progress(state: State, config: JobConfig) -> float | None:
+    """Return how much of the units, or else of the rounds, is committed; None if their number is not known."""
+    if state.finished(config):
+        return 1.0
+    if config.units:
+        return state.units_done / config.units
+    if not config.rounds:
+        return None
+    return sum(min(m.round, config.rounds) for m in state.members.values()) / (config.rounds * config.workers)
+
+
+def _eta(state: State, config: JobConfig, workers: Sequence[WorkerView]) -> float | None:
+    """Return the time that what is left takes: units at the rate of all workers, rounds at that of the slowest."""
+    at_work = [w for w in workers if w.state in ("computing", "fetching", "pushing", "waiting")]
+    rates = [w.rounds_per_s for w in at_work if w.rounds_per_s]
+    if not rates or len(rates) < len(at_work):
+        return None
+    if config.units:
+        return (config.units - state.units_done) / sum(rates)
+    if not config.rounds:
+        return None
+    return max((config.rounds - w.committed) / (w.rounds_per_s or math.inf) for w in at_work)

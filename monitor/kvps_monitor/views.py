@@ -87,7 +87,9 @@ class JobView:
     backlog        accepted contributions that wait for their commit
     gradient_norms (version, norm of the reduced gradient) of the last versions
     units          units of data, 0 if the job hands out none; `units_done` are committed
-    eta_s          seconds until the last unit is committed at the present rate; None if that is not known
+    progress       how much of the units or rounds is committed, 0 to 1; None if it is not known how many there are
+    elapsed_s      seconds from the first join to now, or to the last commit of a finished job; None before the first
+    eta_s          seconds until the last of them is committed at the present rate; None if that is not known
     standbys       aggregators that hold no shard, and take over one whose holder is gone
     memory, memory_limit  bytes that the server uses, and may use; 0 is no limit
     events         the newest events of its log, oldest first
@@ -110,6 +112,8 @@ class JobView:
     gradient_norms: list[tuple[int, float]]
     units: int
     units_done: int
+    progress: float | None
+    elapsed_s: float | None
     eta_s: float | None
     memory: int
     memory_limit: int

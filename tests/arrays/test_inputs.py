@@ -85,7 +85,7 @@ def test_any_float_is_shown_as_it_is(store: Store, loss: float) -> None:
     np.testing.assert_allclose(trace.loss, loss, rtol=1e-5)
     display = Display(job, {})
     display.observe(job.state())
-    assert f"loss {loss_text(float(loss))}" in display.line(job.state(), job.traces())
+    assert f"loss {loss_text(float(loss))}" in display.line(job.state())
 
 
 # -- arrays --------------------------------------------------------------------------------------------------------

@@ -50,18 +50,25 @@ def test_a_standby_that_is_gone_is_not_drawn(store: Store) -> None:
         assert eventually(lambda: not JobWatch(job).look().standbys)
 
 
-@pytest.mark.parametrize("workers", [0, 25])
+@pytest.mark.parametrize("workers", [0, 12, 30])
 def test_the_picture_at_every_size(store: Store, workers: int) -> None:
     job = store.create_job("j", model(), workers=max(1, workers), shards=12)
     for rank in range(workers):
         job.access.scripts.join(f"{60 * 'x'}-{rank}", "n", "", {"host": "<b>&\"'", "pid": 1, "device": "cpu"})
     with abandoned(job):
         drawn = as_svg(as_json(job, JobWatch(job).look()))
-    words = _words(drawn)
-    assert ("16 more" in words) == (workers == 25)
-    assert "3 more" in words, "of the shards"
+    words, svg = _words(drawn), ElementTree.fromstring(drawn)
+    assert ("workers" in words) == (workers == 30), "7 more workers are one box"
+    assert {"7 more", "shards"} <= words
     assert "<b>" not in drawn
-    assert ({"xxxxxxxxxx…xxxxxxx-0", "xxxxxxxxxx…xxxxxxx-1"} <= words) == (workers == 25), "they stay apart"
+    assert ({"xxxxxxxxxx…xxxxxxx-0", "xxxxxxxxxx…xxxxxxx-1"} <= words) == (workers > 0), "they stay apart"
+    boxes = [each for each in svg.iter(f"{SVG}rect") if each.get("width") == "146"]
+    assert len({each.get("y") for each in boxes}) == 2 + {0: 0, 12: 2, 30: 4}[workers], "rows"
+    assert max(float(each.get("x", "0")) + 146 for each in boxes) < float(svg.get("width", "0")) < 1200
+    lines = [each for each in svg.iter(f"{SVG}text") if each.get("text-anchor") == "middle"]
+    assert all(len("".join(each.itertext())) < 18 or each.get("textLength") == "134" for each in lines), (
+        "none overflows"
+    )
 
 
 @pytest.mark.slow

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvps_monitor.live import job_word
+from kvps_monitor import palette
+from kvps_monitor.jobs import summary, unreadable
 
-from kvps.errors import KvpsError
-from kvps.job import Job
-from kvps.protocol.job_state import State
 from kvps_cli import connect, options
-from kvps_cli.output import print_json, say
+from kvps_cli.long_work import duration
+from kvps_cli.output import loss_text, print_json, say
 from kvps_cli.tables import print_rows
 
-_COLUMNS = ("job", "task", "mode", "workers", "version", "state")
+_COLUMNS = ("job", "task", "mode", "workers", "version", "versions/s", "loss", "last change", "age", "state")
 
 
 def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
@@ -29,33 +28,15 @@ def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
         say("no jobs; start one with kvps up digits or kvps create TASK --job NAME")
 
 
-def unreadable(name: str, error: KvpsError) -> dict[str, Any]:
-    """Return what is there instead of the summary of a job that cannot be read."""
-    return {"job": name, "state": "unreadable", "reason": str(error)}
-
-
 def _row(job: Mapping[str, Any]) -> list[str]:
     if "reason" in job:
         return [job["job"], *"-" * (len(_COLUMNS) - 2), f"{job['state']}: {job['reason']}"]
-    shown = {**job, "task": job["task"] or "-", "workers": f"{job['active']}/{job['workers']}"}
-    return [str(shown[column]) for column in _COLUMNS]
-
-
-def summary(job: Job, state: State) -> dict[str, Any]:
-    """Return a job as JSON, with the names of the code; `active` is the number of its workers in the vector clock."""
-    c = job.config
-    return {
-        "job": job.name,
-        "task": c.task,
-        "mode": c.mode,
-        "staleness": c.staleness,
-        "workers": c.workers,
-        "active": state.active,
-        "version": state.version,
-        "state": job_state(job, state),
+    shown = {
+        "workers": palette.present(job["state"], job["active"], job["workers"]),
+        "version": f"{job['version']:,}",
+        "versions/s": "-" if job["commits_per_s"] is None else f"{job['commits_per_s']:,.1f}",
+        "loss": loss_text(job["loss"]),
+        "last change": f"{duration(job['silent_s'])} ago",
+        "age": duration(job["age_s"]),
     }
-
-
-def job_state(job: Job, state: State) -> str:
-    """Return what a job is doing, in a few words."""
-    return job_word(state, job.config, not job.access.is_idle(), any(job.holders()))
+    return [str(({**job, **shown})[column]) or "-" for column in _COLUMNS]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvps_monitor import palette
+from kvps_monitor.jobs import summary
+from kvps_monitor.live import JobWatch
+from kvps_monitor.views import WorkerView
 from rich.text import Text
 
 from kvps.job import Job, Trace
 from kvps.protocol.job_state import Member, State
 from kvps_cli import connect, options
-from kvps_cli.look.jobs import job_state, summary
 from kvps_cli.output import loss_text, print_json
 from kvps_cli.tables import plain_console, print_rows
 
@@ -21,22 +24,23 @@ _OF_PROCESS = ("device", "host", "pid")
 def status(job: options.JobName, as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     """Show one job: its version, vector clock and workers, and which aggregators hold its shards."""
     with connect.existing_job(redis, job) as opened:
-        state, holders, traces = opened.state(), opened.holders(), opened.traces()
-        pending, kept = int(opened.access.client.call("XLEN", opened.access.keys.inbox)), opened.kept(state.version)
-        missing = _without_holder(opened, state)
+        state = opened.state()
         if as_json:
-            print_json(_as_dict(opened, state, holders, traces, pending))
+            pending = int(opened.access.client.call("XLEN", opened.access.keys.inbox))
+            print_json(_as_dict(opened, state, opened.holders(), opened.traces(), pending))
             return
-        doing = job_state(opened, state)
+        view = JobWatch(opened).look()
+        missing, kept = _without_holder(opened, state), opened.kept(view.version)
     console, c = plain_console(), opened.config
-    console.print(Text.assemble((job, "bold"), f"  {doing}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"))
-    console.print(f"version {state.version}  head {state.head[:12]}  {pending} contributions waiting")
+    facts = f"  {view.state}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"
+    console.print(Text.assemble((job, "bold"), facts))
+    console.print(f"version {view.version:,}  head {view.head[:12]}  {view.backlog:,} contributions waiting")
     if c.transport == "shm":
-        console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept}")
-    for shard, holder in enumerate(holders):
-        console.print(f"shard {shard}  {holder or missing}")
-    if state.members:
-        print_rows(_COLUMNS, [_row(member, traces.get(member.worker)) for member in _by_rank(state)])
+        console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept:,}")
+    for shard in view.shards:
+        console.print(f"shard {shard.shard}  {shard.holder or missing}")
+    if view.workers:
+        print_rows(_COLUMNS, map(_row, view.workers))
     else:
         start = "" if c.launched_by else f"; start one with kvps worker --job {job}"
         console.print(f"no worker has joined{start}")
@@ -46,11 +50,19 @@ def _by_rank(state: State) -> list[Member]:
     return sorted(state.members.values(), key=lambda member: member.rank)
 
 
-def _row(member: Member, trace: Trace | None) -> list[str]:
-    loss = loss_text(trace.loss if trace else None)
-    waiting = f"{trace.waiting:.0%}" if trace else "-"
-    own = (member.worker, member.rank, member.state, member.clock, member.round, loss, waiting, member.device)
-    return [*map(str, own), f"{member.host}:{member.pid}"]
+def _row(w: WorkerView) -> list[str]:
+    waiting = f"{w.shares['wait']:.0%}" if w.shares else "-"
+    counts = f"{w.clock:,}", f"{w.committed:,}"
+    return [
+        w.worker,
+        f"{w.rank:,}",
+        palette.doing(w),
+        *counts,
+        loss_text(w.loss),
+        waiting,
+        w.device,
+        f"{w.host}:{w.pid}",
+    ]
 
 
 def _without_holder(job: Job, state: State) -> str:

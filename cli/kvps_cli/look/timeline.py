@@ -94,9 +94,9 @@ def _summary(recording: Recording) -> str:
     """Return what is in the file, in a few words."""
     seconds = (recording.end_us - recording.start_us) / 1e6
     lanes = f"{_count(len(recording.workers), 'worker')} and {_count(len(recording.shards), 'shard')}"
-    done = f"{_count(recording.iterations, 'iteration')}, {_count(len(recording.versions), 'version')}"
+    done = f"{_count(recording.iterations, 'round')}, {_count(len(recording.versions), 'version')}"
     return f"{lanes}, {done}, {seconds:.3g} s"
 
 
 def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -13,6 +13,9 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import typer
+from kvps_monitor import palette
+from kvps_monitor.live import JobWatch
+from kvps_monitor.views import JobView
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,8 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kvps.errors import KvpsError
-from kvps.job import Job, Trace
+from kvps.job import Job
 from kvps.protocol.job_state import Member, State
+from kvps.protocol.phases import WAIT
 from kvps_cli.long_work import duration
 from kvps_cli.output import loss_text
 from kvps_cli.supervise import Child, Line, Supervisor
@@ -44,6 +48,7 @@ class Display:
     def __init__(self, job: Job, rounds: dict[str, int], quiet: bool = False) -> None:
         self._console = Console(stderr=True, quiet=quiet)
         self._job = job
+        self._watch = JobWatch(job)
         self._rounds = rounds
         self._counts: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)  # when, and how many contributions
         self._first: tuple[float, dict[str, int]] | None = None  # when a worker was first there, and what was done then
@@ -63,20 +68,20 @@ class Display:
         if self._live:
             self._live.stop()
 
-    def show(self, state: State, traces: dict[str, Trace], last: bool = False) -> None:
+    def show(self, state: State, last: bool = False) -> None:
         """Show the job as it is now. Without a table, print a line every 2 s, and with `last` one more per version."""
         self.observe(state)
         if self._live:
-            self._live.update(self.render(state, traces), refresh=True)
+            self._live.update(self.render(state), refresh=True)
         elif last and self._final != state.version:
             self._final = state.version
-            self._print(state, traces)
+            self._print(state)
         elif not last and state.members and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
-            self._print(state, traces)
+            self._print(state)
 
-    def _print(self, state: State, traces: dict[str, Trace]) -> None:
-        self._console.print(self.line(state, traces), highlight=False, soft_wrap=True)
+    def _print(self, state: State) -> None:
+        self._console.print(self.line(state), highlight=False, soft_wrap=True)
 
     def observe(self, state: State) -> None:
         """Note the time, the number of contributions and how much is done, for the rate and the time left."""
@@ -84,43 +89,46 @@ class Display:
             self._first = time.monotonic(), self._work_done(state)
         self._counts.append((time.monotonic(), sum(state.clock.values())))
 
-    def line(self, state: State, traces: dict[str, Trace]) -> str:
+    def line(self, state: State) -> str:
         """Return the state as one plain line."""
+        view = self._watch.look()
         clocks = " ".join(f"{worker}={count}" for worker, count in sorted(state.clock.items()))
         return (
-            f"version {state.version}  clock {clocks or '-'}  loss {_loss(traces)}  "
-            f"{self._rate():.0f} contributions/s  waiting {_waiting(traces):.0%}{self._left(state)}"
+            f"version {state.version}  clock {clocks or '-'}  loss {loss_text(view.loss)}  "
+            f"{self._rate():.0f} contributions/s  waiting {_waiting(view):.0%}{self._left(state)}"
         )
 
-    def render(self, state: State, traces: dict[str, Trace]) -> RenderableType:
+    def render(self, state: State) -> RenderableType:
         """Return the state as a table."""
-        c = self._job.config
+        c, view = self._job.config, self._watch.look()
+        looked = {w.worker: w for w in view.workers}
         title = Text.assemble(
             (self._job.name, "bold cyan"),
             f"  {c.mode}, {c.workers} workers, {c.optimizer}\n",
             ("version ", "dim"),
-            (f"{state.version}", "bold"),
+            (f"{state.version:,}", "bold"),
             ("   contributions/s ", "dim"),
-            (f"{self._rate():.0f}", "bold"),
+            (f"{self._rate():,.0f}", "bold"),
             ("   loss ", "dim"),
-            (_loss(traces), "bold"),
+            (loss_text(view.loss), "bold"),
             ("   waiting ", "dim"),
-            (f"{_waiting(traces):.0%}", "bold"),
+            (f"{_waiting(view):.0%}", "bold"),
             (self._left(state).replace("  ", "   "), "bold"),
         )
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("worker", "clock", "", "loss", "waiting", "state"):
             table.add_column(name, justify="right" if name in ("clock", "loss", "waiting") else "left")
         for m in sorted(state.members.values(), key=lambda m: (len(m.worker), m.worker)):
-            trace = traces.get(m.worker, Trace(None, 0.0))
+            if (w := looked.get(m.worker)) is None:  # it has joined since
+                continue
             total = self._rounds.get(m.worker, 0)
             table.add_row(
                 m.worker,
-                str(m.clock),
+                f"{m.clock:,}",
                 ProgressBar(total=total, completed=self._done(m), width=24) if total else "",
-                loss_text(trace.loss),
-                f"{trace.waiting:.0%}",
-                "finished" if m.finished else m.state,
+                loss_text(w.loss),
+                f"{w.shares.get(WAIT, 0.0):.0%}",
+                palette.doing(w),
             )
         return Group(title, table)
 
@@ -154,13 +162,9 @@ class Display:
         return (count - before) / (now - then) if now > then else 0.0
 
 
-def _loss(traces: dict[str, Trace]) -> str:
-    losses = [t.loss for t in traces.values() if t.loss is not None]
-    return loss_text(sum(losses) / len(losses) if losses else None)
-
-
-def _waiting(traces: dict[str, Trace]) -> float:
-    return sum(t.waiting for t in traces.values()) / len(traces) if traces else 0.0
+def _waiting(view: JobView) -> float:
+    """Return the mean of the workers' shares of time that they waited."""
+    return sum(w.shares.get(WAIT, 0.0) for w in view.workers) / len(view.workers) if view.workers else 0.0
 
 
 def aggregators_option(**more: Any) -> Any:
@@ -196,7 +200,7 @@ def follow(
         # Read last: the state then has the joins of ended workers, and `finished` is called before later lines.
         state = job.state()
         over = state.finished(job.config)
-        display.show(state, job.traces(), last=over)
+        display.show(state, last=over)
         if over:
             finished(state)
         relay(lines)
@@ -205,7 +209,7 @@ def follow(
             how = "failed" if any(absent.values()) else "ended"
             raise KvpsError(f"job {job.name} ends: {', '.join(absent)} {how} before it had joined")
         _keep_served(job, serving, supervisor)
-    display.show(job.state(), job.traces(), last=True)
+    display.show(job.state(), last=True)
 
 
 def relay(lines: Sequence[Line]) -> None:

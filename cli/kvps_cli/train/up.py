@@ -79,6 +79,7 @@ def up(
     check_prefetch(prefetch, config)
     # Ask the task for data and parameters before anything is started or stored.
     rounds = _rounds(loaded, config)
+    config = config if config.units or config.timed_rounds else replace(config, rounds=max(rounds.values()))
     quiet = start_log(quiet, verbose)
     params = parameters_of(loaded, config, quiet)
     if settings.topology and not quiet:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from kvps.errors import InvalidSetting, JobNotFound, KvpsError
+from kvps.errors import InvalidSetting, JobNotFound
 from kvps.history.events import Event, EventLog
-from kvps.job import Job, readable
-from kvps.protocol.job_state import State
+from kvps.job import readable
 from kvps.protocol.keys import check_name
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look
-from kvps_monitor.live import JobWatch, job_word
+from kvps_monitor.jobs import summary, unreadable
+from kvps_monitor.live import JobWatch
 from kvps_monitor.spans import Iteration, ShardVersion, Span, shard_spans, worker_spans
 from kvps_monitor.views import event_json
 
@@ -22,37 +22,15 @@ MOST_EVENTS = 200
 """The most events in one answer."""
 MOST_LANES = 64
 """The most lanes of a timeline in one answer."""
-_SEARCHED = 400  # events of the log that are searched for those of one worker
+_SEARCHED = 4_000  # events of the log that are searched for some of them
 _PAGE = 50
+_LARGEST_PAGE = 1_000
+_LONGEST_MS = 60_000  # of a timeline
 
 
 def job_list(store: Store) -> list[dict[str, Any]]:
     """Return all jobs of the server by name; one that cannot be read has a reason. Raises ServerLost."""
-    return list(store.read_jobs(_summary, _unreadable))
-
-
-def _unreadable(name: str, error: KvpsError) -> dict[str, Any]:
-    return {"job": name, "state": "unreadable", "reason": str(error)}
-
-
-def _summary(job: Job, state: State) -> dict[str, Any]:
-    keys, c = job.access.keys, job.config
-    leases = [keys.lease(shard) for shard in range(job.layout.shards)]
-    beats, backlog, holders = job.access.client.together(
-        [("ZCARD", keys.heartbeat), ("XLEN", keys.inbox), ("MGET", *leases)]
-    )
-    return {
-        "job": job.name,
-        "task": c.task,
-        "mode": c.mode,
-        "optimizer": str(c.optimizer),
-        "workers": c.workers,
-        "active": state.active,
-        "version": state.version,
-        "contributions": sum(state.clock.values()),
-        "model_bytes": job.layout.nbytes,
-        "state": job_word(state, c, bool(beats or backlog), any(holders)),
-    }
+    return list(store.read_jobs(summary, unreadable))
 
 
 def job_now(store: Store, name: str, look: Look | None) -> dict[str, Any]:
@@ -64,28 +42,36 @@ def job_now(store: Store, name: str, look: Look | None) -> dict[str, Any]:
         return JobWatch(store.job(name)).look().as_json()
 
 
-def events_before(store: Store, name: str, before: str, count: int, worker: str | None) -> dict[str, Any]:
+def events_before(
+    store: Store, name: str, before: str, count: int, worker: str | None, kinds: Collection[str] = ()
+) -> dict[str, Any]:
     """Return `count` events of the log before the entry `before`, newest first, each with its id; and under "before"
-    where to go on, None at the beginning of what Redis has. With `worker`, only its own: some pages are searched for
-    them, and there may be fewer than `count` or none while there are older ones. Raises as `job_now`, InvalidSetting.
-    """
+    where to go on, None at the beginning of what Redis has. With `worker` only its own, and with `kinds` only those:
+    some pages are searched for them, and there may be fewer than `count` or none while there are older ones. Raises as
+    `job_now`, InvalidSetting."""
     if not 1 <= count <= MOST_EVENTS:
         raise InvalidSetting(f"count must be from 1 to {MOST_EVENTS}, not {count}")
     with readable(_checked(name)):
         job = store.job(name)
         log = EventLog(job.access.client, job.access.keys)
-        if worker is None:
+        if worker is None and not kinds:
             page = log.before(before, count)
             return _page(page, page[0][0] if len(page) >= count else None)
         found = list[tuple[str, Event]]()
-        for _ in range(_SEARCHED // _PAGE):
-            page = log.before(before, _PAGE)
-            found = [*((id, _own(event, worker)) for id, event in page if _concerns(event, worker)), *found]
-            if len(page) < _PAGE:
+        size, searched = max(count, _PAGE), 0
+        while searched < _SEARCHED:
+            page = log.before(before, size)
+            searched += len(page)
+            kept = [(id, event) for id, event in page if not kinds or event.kind in kinds]
+            if worker is not None:
+                kept = [(id, _own(event, worker)) for id, event in kept if _concerns(event, worker)]
+            found = [*kept, *found]
+            if len(page) < size:
                 return _page(found, None)
             before = page[0][0]
             if len(found) >= count:
                 break
+            size = min(2 * size, _LARGEST_PAGE)
         return _page(found, before)
 
 
@@ -125,13 +111,15 @@ def kept_now(store: Store, name: str, look: Look | None) -> tuple[list[str], Kep
 
 
 def spans(workers: Sequence[str], kept: Kept, at_ms: int, first: int, count: int, after_ms: float) -> dict[str, Any]:
-    """Return the spans of lanes `first` to `first + count - 1` that end after `after_ms`. The shards are the first
-    lanes, then come the workers by rank. A span is [phase, start, milliseconds, version, round, bytes], where start is
-    in milliseconds after `base_ms`. Raises InvalidSetting."""
+    """Return the spans of lanes `first` to `first + count - 1` that end after `after_ms`, and not a minute or more
+    before the newest of all. The shards are the first lanes, then come the workers by rank. A span is [phase, start,
+    milliseconds, version, round, bytes], where start is in milliseconds after `base_ms`. Raises InvalidSetting."""
     if first < 0 or not 1 <= count <= MOST_LANES:
         raise InvalidSetting(f"first must be 0 or more, and count from 1 to {MOST_LANES}")
     iterations, versions = kept
-    base_ms = max(after_ms, at_ms - 60_000)
+    newest: list[Iteration | ShardVersion] = [each[-1] for each in iterations.values() if each]
+    ends = [_end_ms(each) for each in (*newest, *(each[-1] for each in versions.values() if each))]
+    base_ms = max(after_ms, min(at_ms, max(ends, default=at_ms)) - _LONGEST_MS)
     names: list[str | int] = [*sorted(versions), *workers]
     lanes = []
     for name in islice(names, first, first + count):
@@ -146,7 +134,11 @@ def spans(workers: Sequence[str], kept: Kept, at_ms: int, first: int, count: int
 
 def _late(kept: Sequence[Any], after_ms: float) -> list[Any]:
     """Return the iterations or versions that end after a time."""
-    return [each for each in kept if (each.at_us or 0) / 1000 + sum(each.phases.values()) > after_ms]
+    return [each for each in kept if _end_ms(each) > after_ms]
+
+
+def _end_ms(each: Iteration | ShardVersion) -> float:
+    return (each.at_us or 0) / 1000 + sum(each.phases.values())
 
 
 def _span(s: Span, phases: Sequence[str], base_ms: float) -> list[Any]:

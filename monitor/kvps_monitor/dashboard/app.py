@@ -115,8 +115,9 @@ class _Api:
         """A page of the log."""
         asked = request.query_params
         count = int(_asked(request, "count", "50", _COUNT))
-        name, worker = _name(request, "job"), asked.get("worker")
-        return await _made(answers.events_before, self._store, name, asked.get("before", ""), count, worker)
+        name, worker, kinds = _name(request, "job"), asked.get("worker"), asked.get("kinds", "")
+        wanted = [kind for kind in kinds.split(",") if kind]
+        return await _made(answers.events_before, self._store, name, asked.get("before", ""), count, worker, wanted)
 
     async def spans(self, request: Request) -> Response:
         """Spans of some lanes of the timeline."""

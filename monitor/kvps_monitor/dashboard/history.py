@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
+from kvps.history.events import Event
+from kvps_monitor.live import FINISHED
 from kvps_monitor.spans import Iteration, ShardVersion, gradient_norms, mean
 from kvps_monitor.views import JobView
 
 MOST = 1200
 """How many points of a series are kept: more than a chart has pixels."""
+_BINS = 100  # of the time before the first look
+_SHORTEST_S = 0.4  # of one of them: looks are not closer to each other
+T = TypeVar("T")
 _AT_ONCE = 100  # rounds or versions that may still change because a slow worker has not reached them
 
 
@@ -73,15 +78,28 @@ class History:
         self._counted: deque[tuple[int, int]] = deque(maxlen=8)  # (ms, contributions) of the last looks
 
     def begin(
-        self, look: int, iterations: Iterable[Sequence[Iteration]], versions: Sequence[Sequence[ShardVersion]]
+        self,
+        look: int,
+        iterations: Iterable[Sequence[Iteration]],
+        versions: Sequence[Sequence[ShardVersion]],
+        commits: Iterable[Event],
     ) -> None:
-        """Add what was recorded before the first look."""
+        """Add what was recorded before the first look. `commits` are the newest of the log."""
         for each in iterations:
             for i in each:
                 self._add_loss(i.worker, i.round, i.loss)
         self._put_losses(look)
         for version, norm in gradient_norms(versions):
             self._series["norm"].put(look, version, (norm,))
+        made = [(v.at_us / 1e6, (1, v.contributions)) for v in (versions[0] if versions else ())]
+        moved = [(i.at_us / 1e6, (i.pulled, i.pushed)) for each in iterations for i in each if i.at_us]
+        for name, entries in (("rate", made), ("traffic", moved)):
+            for at_s, width, counts in _bins(entries):
+                self._series[name].put(look, at_s, [sum(pair[n] for pair in counts) / width for n in (0, 1)])
+        committed = [(e.at_ms / 1000, c["staleness"]) for e in commits for c in e.facts["contributions"]]
+        for at_s, _, late in _bins(committed):
+            if late:
+                self._series["lag"].put(look, at_s, (mean(late), float(max(late)), None))
 
     def add(self, look: int, view: JobView) -> None:
         """Add what a look has seen."""
@@ -91,6 +109,8 @@ class History:
         self._put_losses(look)
         for version, norm in view.gradient_norms:
             self._series["norm"].put(look, version, (norm,))
+        if view.state == FINISHED:  # nothing moves any more, and its charts end with it
+            return
         at_s = round(view.at_ms / 1000, 1)
         self._series["rate"].put(look, at_s, (view.commits_per_s, self._contributions_per_s(view)))
         late = [w.staleness for w in view.workers if w.staleness is not None]
@@ -122,3 +142,17 @@ class History:
         self._counted.append((view.at_ms, view.contributions))
         (began_ms, first), (ended_ms, last) = self._counted[0], self._counted[-1]
         return 1000 * max(0, last - first) / (ended_ms - began_ms) if ended_ms > began_ms else None
+
+
+def _bins(entries: Sequence[tuple[float, T]]) -> Iterator[tuple[float, float, list[T]]]:
+    """Divide what has a time in seconds into even parts of the time. Yield the end of each part, its length, and what
+    is in it; a part that has only just begun is left to the looks."""
+    if not entries:
+        return
+    began, ended = min(at_s for at_s, _ in entries), max(at_s for at_s, _ in entries)
+    width = max(_SHORTEST_S, (ended - began) / _BINS)
+    parts = defaultdict[int, list[T]](list)
+    for at_s, value in entries:
+        parts[int((at_s - began) / width)].append(value)
+    for number in range(max(1, int((ended - began) / width))):
+        yield round(began + (number + 1) * width, 1), width, parts[number]

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from kvps.errors import JobNotFound, KvpsError, NoServer, ServerLost
+from kvps.history.events import EventLog
 from kvps.job import readable
 from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look, Trouble, frame
@@ -25,6 +26,7 @@ MOST_WATCHES = 32
 """The most jobs that are looked at, each by a thread of its own. Viewers of one job share its thread."""
 _LOOK_EVERY_S = 0.4
 _EVENTS = 12
+_COMMITS = 500  # whose staleness the charts begin with
 _FEW = 100  # workers; the whole traces of more than these are too much to begin with
 
 
@@ -197,7 +199,9 @@ class _LookedAt:
         members = list(job.state().members)
         # What many workers have recorded is much to read; the first look has the end of it.
         iterations, versions = Traces(job, MOST).read(members if len(members) <= _FEW else [])
-        self._history.begin(number, iterations.values(), list(versions.values()))
+        few = EventLog(job.access.client, job.access.keys).newest(_COMMITS) if len(members) <= _FEW else []
+        commits = [event for event in few if event.kind == "commit"]
+        self._history.begin(number, list(iterations.values()), list(versions.values()), commits)
 
     def look(self, number: int) -> Look:
         """Look once. Raises JobNotFound, CorruptData, ServerLost."""

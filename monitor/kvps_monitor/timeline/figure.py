@@ -18,7 +18,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch
 
 from kvps.errors import InvalidSetting
-from kvps_monitor.timeline.recording import Block, Recording
+from kvps_monitor.palette import PHASE_COLOURS, PHASE_WORDS, TONES
+from kvps_monitor.timeline.recording import Absence, Block, Recording
 from kvps_monitor.views import short_name
 
 _MOST_NAME = 9  # characters, left of a lane
@@ -32,12 +33,11 @@ _LETTER_PT, _LETTERS = 7.5, 0.6  # size of letters, and how wide one is as a par
 _DPI = 150
 
 _INK, _FAINT = "#22303c", "#b4bfc9"
-_FETCH, _COMPUTE, _PUSH, _UPDATE, _WHITE, _NOTHING = "#4ba3dd", "#f6d98b", "#2a9d6f", "#c8553d", "#ffffff", "#e4e9ed"
-_COLOURS = {"wait": _WHITE, "other": _WHITE, "fetch": _FETCH, "compute": _COMPUTE, "push": _PUSH}
-_EDGES = {"wait": _FAINT, "other": _FAINT, "compute": _WHITE}
-_HATCHES = {"other": "////"}
-_LEGEND = {"fetch": "F  fetch", "compute": "M  minibatch", "push": "P  push", "wait": "waits", "other": "other code"}
-_WORDS = {"fetch": ("F",), "compute": ("minibatch {}", "minibatch", "M"), "push": ("P",)}
+_WHITE, _NOTHING, _EVICTED = "#ffffff", "#e4e9ed", "#a32a10"
+_UPDATE = PHASE_COLOURS["reduce"]
+_WORKER = ("wait", "other", "fetch", "compute", "push")  # phases in the order in which they are drawn
+_LEGEND = {"fetch": "F  ", "compute": "R  round: ", "push": "P  "}  # what stands before a phase's word
+_WORDS = {"fetch": ("F",), "compute": ("round {}", "R {}", "R"), "push": ("P",)}
 _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "kvps",
@@ -103,7 +103,7 @@ class _Drawing:
 
     def _frame(self) -> None:
         r, axes = self._recording, self._axes
-        counts = f"{len(r.workers)} workers, {len(r.versions)} updates, {r.iterations} minibatches"
+        counts = f"{len(r.workers):,} workers, {len(r.versions):,} versions, {r.iterations:,} rounds"
         axes.set_title(r.mode, loc="left", fontsize=12, fontweight="bold", pad=9)
         axes.set_title(f"job {short_name(r.job, 32)}: {counts}", loc="right", fontsize=9, pad=9)
         axes.set_xlim(0, self._length)
@@ -117,6 +117,23 @@ class _Drawing:
                 axes.axhspan(height - _HALF, height + _HALF, color=_NOTHING, linewidth=0, zorder=0)
             else:
                 axes.axhline(height - _HALF, color=_FAINT, linewidth=0.6, zorder=0)
+        for absence in r.absences:
+            self._absence(absence)
+
+    def _absence(self, absence: Absence) -> None:
+        """Draw the time in which a worker was not in the job, and why, where there is room for the word."""
+        start, end = max(0.0, self._ms(absence.start_us)), min(self._length, self._ms(absence.end_us))
+        if end <= start or absence.worker not in self._heights:
+            return
+        height, bad = self._heights[absence.worker], absence.why == "evicted"
+        colour = TONES["bad"] if bad else _WHITE
+        drawn = self._axes.broken_barh(
+            [(start, end - start)], (height - _HALF, 2 * _HALF), facecolor=colour, zorder=0.5
+        )
+        drawn.set_gid(f"{absence.why.replace(' ', '-')}-{absence.worker}")
+        if self._width_of(absence.why) < end - start:
+            style: Any = {"fontsize": _LETTER_PT, "color": _EVICTED if bad else _FAINT}
+            self._axes.text((start + end) / 2, height, absence.why, ha="center", va="center_baseline", **style)
 
     def _rows_of_the_server(self) -> Sequence[Sequence[Block]]:
         """Return the blocks of each row above the workers. In one row of several shards a version is one block, from
@@ -143,7 +160,7 @@ class _Drawing:
                 free = middle + 1.3 * half
 
     def _iterations(self, worker: str, lane: Sequence[Block]) -> None:
-        for phase in _COLOURS:
+        for phase in _WORKER:
             spans = [(span, block.number) for block in lane for span in block.spans if span.phase == phase]
             boxes = [_Box(self._ms(span.start_us), self._ms(span.end_us), number) for span, number in spans]
             self._bars(f"{phase}-{worker}", boxes, self._heights[worker], phase)
@@ -152,14 +169,13 @@ class _Drawing:
 
     def _bars(self, id: str, boxes: Sequence[_Box], height: float, phase: str) -> None:
         """Draw blocks. The edge keeps one that is shorter than a line is wide visible."""
-        colour = _COLOURS.get(phase, _UPDATE)
+        colour = PHASE_COLOURS.get(phase, _UPDATE)
         found = self._axes.broken_barh(
             [(box.start, box.end - box.start) for box in boxes],
             (height - _HALF, 2 * _HALF),
             facecolor=colour,
-            edgecolor=_EDGES.get(phase, colour),
+            edgecolor=_WHITE if phase == "compute" else colour,
             linewidth=0.5,
-            hatch=_HATCHES.get(phase),
             zorder=1 if phase in ("wait", "other") else 2,
         )
         found.set_gid(id)
@@ -177,8 +193,8 @@ class _Drawing:
             ha="center",
             va="center_baseline",
             fontsize=_LETTER_PT,
-            color=_INK if phase == "compute" else "white",
-            bbox={"facecolor": _COLOURS[phase], "edgecolor": "none", "pad": 0.6},
+            color=_WHITE if phase == "compute" else _INK,
+            bbox={"facecolor": PHASE_COLOURS[phase], "edgecolor": "none", "pad": 0.6},
             zorder=4,
         )
 
@@ -192,10 +208,10 @@ class _Drawing:
             server, worker = self._heights[row] - _HALF, self._heights[arrow.worker.lane] + _HALF
             # A worker may hear of its push, or a shard of its commit, after others have gone on: then it is upright.
             if arrow.kind == "push":
-                colour, height, end = _PUSH, (worker, server), arrow.shard.start_us
+                colour, height, end = PHASE_COLOURS["push"], (worker, server), arrow.shard.start_us
                 start = min(arrow.span.end_us, end)
             else:
-                colour, height, end = _FETCH, (server, worker), arrow.span.start_us
+                colour, height, end = PHASE_COLOURS["fetch"], (server, worker), arrow.span.start_us
                 start = min(arrow.shard.end_us, end)
             drawn = FancyArrowPatch(
                 (self._ms(start), height[0]),
@@ -214,19 +230,14 @@ class _Drawing:
         return True
 
     def _legend(self, arrows: bool) -> None:
-        handles: list[Any] = [Patch(facecolor=_UPDATE, label="update: a new version")]
-        for phase, label in _LEGEND.items():
-            style: Any = {
-                "facecolor": _COLOURS[phase],
-                "edgecolor": _FAINT,
-                "linewidth": 0.5,
-                "hatch": _HATCHES.get(phase),
-            }
-            handles.append(Patch(label=label, **style))
+        handles: list[Any] = [Patch(facecolor=_UPDATE, label="a new version")]
+        for phase in reversed(_WORKER):
+            label = _LEGEND.get(phase, "") + PHASE_WORDS[phase]
+            handles.append(Patch(facecolor=PHASE_COLOURS[phase], label=label))
         handles.append(Patch(facecolor=_NOTHING, label="not recorded"))
         if arrows:
-            handles.append(Line2D([], [], color=_PUSH, marker=">", markersize=3, label="gradient"))
-            handles.append(Line2D([], [], color=_FETCH, marker=">", markersize=3, label="weights"))
+            for phase, label in (("push", "gradient"), ("fetch", "weights")):
+                handles.append(Line2D([], [], color=PHASE_COLOURS[phase], marker=">", markersize=3, label=label))
         self._figure.legend(
             handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8, handlelength=1.5
         )

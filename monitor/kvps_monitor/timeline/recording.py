@@ -78,6 +78,16 @@ class Mark(NamedTuple):
     at_us: int
 
 
+class Absence(NamedTuple):
+    """The time in which a worker was not in the job: from the server's microsecond `start_us` to `end_us`, infinite
+    where that is not known; `why` is "not yet joined", "left" or "evicted"."""
+
+    worker: str
+    why: str
+    start_us: float
+    end_us: float
+
+
 class Taken(NamedTuple):
     """The version that a contribution went into, and its staleness then."""
 
@@ -92,6 +102,7 @@ class Recording:
     workers  worker -> its iterations, oldest first; workers by rank
     shards   the blocks of each shard, oldest first
     taken    (worker, round) -> the version that took the contribution, as far as the log has it
+    absences when a worker was not in the job, as far as the log has it
     window   the moments between which this is, in microseconds of the server's clock; None for all of it. Blocks that
              lie only partly in it are here as a whole
     """
@@ -102,6 +113,7 @@ class Recording:
     shards: Sequence[Sequence[Block]]
     taken: Mapping[tuple[str, int], Taken]
     marks: Sequence[Mark]
+    absences: Sequence[Absence] = ()
     window: tuple[float, float] | None = None
 
     @property
@@ -230,7 +242,21 @@ def record(job: Job) -> Recording:
     if high > _LATEST_US:
         raise CorruptData(f"the traces have a time after the year 2250 ({high:.0f} us): no worker wrote it")
     marks = [Mark(e.facts["worker"], e.kind, 1000 * e.at_ms) for e in events if e.kind in _MARKS]
-    return replace(all_of_it, marks=[m for m in marks if low - _AROUND_US <= m.at_us <= high + _AROUND_US])
+    near = [m for m in marks if low - _AROUND_US <= m.at_us <= high + _AROUND_US]
+    return replace(all_of_it, marks=near, absences=list(_absences(marks)))
+
+
+def _absences(marks: Sequence[Mark]) -> Iterator[Absence]:
+    """Yield when workers were not in the job. A log of which the beginning was moved away begins with any mark."""
+    gone: dict[str, tuple[str, float]] = {mark.worker: ("not yet joined", -math.inf) for mark in marks}
+    for worker, kind, at_us in marks:
+        if kind != "join":
+            gone[worker] = ("left" if kind == "leave" else "evicted"), float(at_us)
+        elif worker in gone:
+            why, since_us = gone.pop(worker)
+            yield Absence(worker, why, since_us, float(at_us))
+    for worker, (why, since_us) in gone.items():
+        yield Absence(worker, why, since_us, math.inf)
 
 
 def _blocks(spans: Iterator[Span], number: Callable[[Span], int]) -> list[Block]:

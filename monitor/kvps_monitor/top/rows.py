@@ -14,14 +14,14 @@ from rich.text import Text
 
 from kvps.errors import printable
 from kvps.protocol.phases import SHARD_PHASES
+from kvps_monitor import palette
 from kvps_monitor.top import figures
 from kvps_monitor.views import JobView, ShardView, WorkerView
 
 WORKING = ("computing", "fetching", "pushing", "waiting")
-_STYLES = {"computing": "green", "fetching": "cyan", "pushing": "cyan", "waiting": "yellow", "silent": "bold red"}
+_STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "done": "dim"}  # by tone
 _GONE = ("finished", "left", "evicted")
-_LEGEND = {"compute": ("█", "green"), "other": ("▓", "blue"), "move": ("▒", "cyan"), "wait": ("░", "yellow")}
-_PARTS = {"compute": ("compute",), "other": ("other",), "move": ("fetch", "push"), "wait": ("wait",)}
+_GLYPHS = {"compute": "█", "other": "▓", "fetch": "▒", "push": "▒", "wait": "░"}  # phases, in the order of a bar
 _STEP = 1.1  # round times that differ by less than this factor are alike, so that rows keep their places
 _SHOWN_S = 1.0  # a state that has lasted for less is shown without its time: it would change at each look
 
@@ -68,30 +68,29 @@ def _slowness(w: WorkerView) -> tuple[int, int, int]:
 def bar(w: WorkerView, slowest: float, width: int) -> Text:
     """Return the time of a worker's round, divided into phases; `width` is the time of the slowest worker's."""
     ms = w.round_ms or 0.0
-    parts = [(name, ms * sum(w.shares.get(phase, 0.0) for phase in phases)) for name, phases in _PARTS.items()]
+    parts = [(phase, ms * w.shares.get(phase, 0.0)) for phase in _GLYPHS]
     out = Text()
-    for name, length in figures.stacked(parts, slowest, width):
-        glyph, style = _LEGEND[name]
-        out.append(glyph * length, style)
+    for phase, length in figures.stacked(parts, slowest, width):
+        out.append(_GLYPHS[phase] * length, palette.ON_BLACK[phase])
     return out
 
 
 def legend() -> Text:
     """Return what the parts of a bar are."""
     out = Text()
-    for name, (glyph, style) in _LEGEND.items():
-        out.append(glyph, style).append(f" {name}  ")
+    for phase, glyph in _GLYPHS.items():
+        out.append(glyph, palette.ON_BLACK[phase]).append(f" {palette.PHASE_WORDS[phase]}  ")
     return out
 
 
 def doing(w: WorkerView) -> Text:
     """Return what a worker does, or whom it waits for, and for how long."""
-    words = f"waits for {', '.join(w.waits_for).removeprefix('the ')}" if w.waits_for else w.state
+    words = palette.doing(w)
     if w.state == "silent":
         words = f"silent for {figures.duration(w.state_s)}"
     elif w.state_s is not None and w.state_s >= _SHOWN_S:
         words += f" {figures.duration(w.state_s)}"
-    return _text(words, _STYLES.get(w.state, "dim"))
+    return _text(words, _STYLES[palette.tone(w.state)])
 
 
 def _text(words: object, style: str = "") -> Text:
@@ -99,7 +98,7 @@ def _text(words: object, style: str = "") -> Text:
 
 
 def _number(value: int | None) -> Text:
-    return _text(figures.UNKNOWN if value is None else value)
+    return _text(figures.UNKNOWN if value is None else f"{value:,}")
 
 
 def _curve(w: WorkerView, width: int) -> Text:
@@ -110,10 +109,10 @@ _STATE, _BAR, _CURVE = "state", "round time", "loss curve"
 _WORKER = [  # (importance, title, least width, to the right, cell), as they are shown
     (1, "worker", 6, False, lambda w, slowest, width: _text(w.worker)),
     (2, _STATE, 20, False, lambda w, slowest, width: doing(w)),
-    (3, _BAR, 10, False, bar),
+    (3, _BAR, 9, False, bar),
     (4, "round", 6, True, lambda w, slowest, width: _text(figures.duration(w.round_ms and w.round_ms / 1000))),
     (5, "wait", 4, True, lambda w, slowest, width: _text(figures.share(w.shares.get("wait")))),
-    (6, "steps/s", 7, True, lambda w, slowest, width: _text(figures.per_second(w.rounds_per_s))),
+    (6, "rounds/s", 8, True, lambda w, slowest, width: _text(figures.per_second(w.rounds_per_s))),
     (7, "ahead", 5, True, lambda w, slowest, width: _number(w.ahead)),
     (13, "behind", 6, True, lambda w, slowest, width: _number(w.behind)),
     (8, "stale", 5, True, lambda w, slowest, width: _number(w.staleness)),
@@ -146,7 +145,7 @@ def worker_columns(width: int, workers: Iterable[WorkerView]) -> list[Column]:
 
 # -- shards -----------------------------------------------------------------------------------------------------------
 
-_SHARD = (("shard", 5), ("holder", 16), ("term", 4), ("commits/s", 9))
+_SHARD = (("shard", 5), ("holder", 16), ("term", 4), ("versions/s", 10))
 _LONGEST_HOLDER = 40
 
 
@@ -190,12 +189,12 @@ def _fitted(text: Text, width: int, right: bool) -> Text:
 
 def header(view: JobView, width: int) -> list[Text]:
     """Return the lines above the tables."""
-    first = Text.assemble((printable(view.job), "bold"), "  ", (view.state, _job_style(view.state)))
+    first = Text.assemble((printable(view.job), "bold"), "  ", (view.state, _STYLES[palette.tone(view.state)]))
     first.append(f"  {view.mode}  {printable(view.task) or 'made in Python'}  {printable(view.optimizer)}")
     at_work = sum(w.state in WORKING for w in view.workers)
     rate = figures.per_second(view.commits_per_s)
-    second = [f"version {view.version:,}", f"{rate} commits/s", f"backlog {view.backlog:,}"]
-    second.append(f"workers {at_work:,} of {view.expected_workers:,}")
+    second = [f"version {view.version:,}", f"{rate} versions/s", f"backlog {view.backlog:,}"]
+    second.append(f"workers {palette.present(view.state, at_work, view.expected_workers)}")
     memory = f"Redis {figures.size(view.memory)}"
     memory += f" of {figures.size(view.memory_limit)}" if view.memory_limit else ""
     third = [memory, f"model {figures.size(view.model_bytes)}", f"loss {figures.loss(view.loss)}"]
@@ -207,7 +206,3 @@ def header(view: JobView, width: int) -> list[Text]:
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
-
-
-def _job_style(state: str) -> str:
-    return {"runs": "green", "finished": "dim"}.get(state, "yellow")

@@ -16,7 +16,7 @@ from kvps.store import Store
 def rendered(display: Display, job: Job) -> str:
     console = Console(width=120, record=True, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(display.render(job.state(), job.traces()))
+        console.print(display.render(job.state()))
         return console.export_text()
 
 
@@ -35,7 +35,7 @@ def shown(store: Store, weight: int | None, total: int, **settings: Any) -> tupl
         session.push(gradient(session.pull(), 0, 0), weight=weight)
         await_version(job, 1)
         display.observe(job.state())
-        return display.line(job.state(), job.traces()), rendered(display, job)
+        return display.line(job.state()), rendered(display, job)
 
 
 def test_rounds_that_end_by_the_clock_are_counted_in_samples(store: Store) -> None:

@@ -63,6 +63,9 @@ def test_a_job_agrees_with_redis(shown: Dashboard, job: Job) -> None:
     assert seen["job"]["version"] == job.state().version
     [listed] = shown.json("/api/jobs")
     assert (listed["job"], listed["active"], listed["version"]) == ("j", 2, seen["job"]["version"])
+    assert listed["loss"] == pytest.approx(0.2)
+    assert 0 <= listed["silent_s"] <= listed["age_s"]
+    assert listed["commits_per_s"] >= 0
 
 
 def test_all_pages_of_the_log_are_the_log(shown: Dashboard, job: Job) -> None:
@@ -88,6 +91,14 @@ def test_the_log_of_a_worker_is_its_own(shown: Dashboard, job: Job) -> None:
     assert sorted(c["round"] for c in counted) == [1, 2, 3, 4, 5, 6]
     assert [event["worker"] for event in page["events"] if event["event"] == "join"] == ["w1"]
     assert shown.json("/api/jobs/j/log?worker=nobody")["events"] == []
+
+
+def test_the_log_of_some_kinds(shown: Dashboard, job: Job) -> None:
+    page = shown.json("/api/jobs/j/log?kinds=join,take")
+    assert [event["event"] for event in page["events"]].count("join") == 2
+    assert {event["event"] for event in page["events"]} == {"join", "take"}
+    assert page["before"] is None
+    assert shown.json("/api/jobs/j/log?kinds=evict")["events"] == []
 
 
 def test_spans_are_in_lanes_and_do_not_overlap(shown: Dashboard, job: Job) -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import math
 import re
+import time
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from helpers.harness import aggregating, gradient, model
+from helpers.internals import abandon
 from helpers.timelines import alternating_job, timed_job
 from kvps_monitor.timeline.figure import MOST_WORKERS, figure
 from kvps_monitor.timeline.recording import Recording, record
 from matplotlib.image import imread
 
 from kvps.errors import InvalidSetting
+from kvps.session import iteration
 from kvps.store import Store
 
 pytestmark = pytest.mark.slow  # each draws a picture
@@ -53,7 +57,7 @@ def test_in_bsp_each_update_stands_behind_the_last_push_of_its_round(store: Stor
         assert update > max(each[round_] for each in pushes) - drawn.clocks
         assert all(update < each[round_ + 1] for each in pushes if round_ < 5)
     assert "BSP" in drawn.texts
-    assert "job j: 3 workers, 6 updates, 18 minibatches" in drawn.texts
+    assert "job j: 3 workers, 6 versions, 18 rounds" in drawn.texts
 
 
 def test_in_asp_each_push_has_an_update_of_its_own(store: Store) -> None:
@@ -69,14 +73,32 @@ def test_in_asp_each_push_has_an_update_of_its_own(store: Store) -> None:
 def test_lanes_labels_arrows_and_a_legend(store: Store) -> None:
     found = record(timed_job(store, staleness=2, pause_ms=20, shards=2))
     drawn = Drawn(found)
-    assert {"SSP(2)", "shard 0", "shard 1", "w0", "w1", "w2", "ms", "minibatch 1", "v1"} <= set(drawn.texts)
-    for label in ("update: a new version", "F  fetch", "P  push", "waits", "other code", "not recorded", "gradient"):
+    assert {"SSP(2)", "shard 0", "shard 1", "w0", "w1", "w2", "ms", "round 1", "v1"} <= set(drawn.texts)
+    for label in ("a new version", "F  fetches", "P  pushes", "waits", "own code", "not recorded", "gradient"):
         assert label in drawn.texts
     arrows = list(found.arrows())
     for kind in ("push", "fetch"):
         assert len(drawn.arrows(kind)) == len([arrow for arrow in arrows if arrow.kind == kind])
     push = next(arrow for arrow in arrows if arrow.kind == "push")
     assert f"arrow-push-{push.worker.lane}-{push.worker.number}-0" in drawn.arrows("push")
+
+
+def test_a_worker_that_was_evicted_is_drawn_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iteration, "SEND_EVERY_S", 0.0)
+    job = store.create_job("j", model(), workers=2, staleness=-1)
+    with aggregating(job), job.join("w0") as w0:
+        w1 = job.join("w1")
+        for number in range(12):
+            if number == 4:
+                job.evict(job.state().members["w1"])
+                abandon(w1)
+            for session in (w0, w1)[: 2 if number < 4 else 1]:
+                params = session.pull()
+                time.sleep(0.005)
+                session.push(gradient(params, session.rank, number))
+    drawn = Drawn(record(job))
+    assert "evicted" in drawn.texts
+    assert len(drawn.starts("evicted-w1")) == 1
 
 
 def test_many_arrows_are_left_out(store: Store) -> None:

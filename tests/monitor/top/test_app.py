@@ -94,7 +94,7 @@ def test_each_worker_has_a_row_with_its_state_and_figures(store: Store) -> None:
     job = store.create_job("j", model(), workers=3, shards=2, **PATIENT)
 
     async def look(app: Top, pilot: Pilot[None]) -> None:
-        await sees(app, "runs  BSP", "waits for w0", "workers 3 of 3")
+        await sees(app, "runs  BSP", "waiting for w0", "workers 3 of 3")
         await until(lambda: "█" in row(app, "w0") and "░" in row(app, "w1"), lambda: seen(app))
         assert row(app, "w0") == lines(app.query_one(WorkerTable))[0], "the slowest is first"
         await pilot.press("s")

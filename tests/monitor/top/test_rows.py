@@ -53,6 +53,8 @@ def job(workers: list[WorkerView], **facts: Any) -> JobView:
         "gradient_norms": [],
         "units": 0,
         "units_done": 0,
+        "progress": None,
+        "elapsed_s": 12.0,
         "eta_s": None,
         "memory": 12_300_000,
         "memory_limit": 0,
@@ -81,7 +83,7 @@ def test_the_columns_fit_any_width() -> None:
 
 def test_80_columns_have_the_most_important_and_120_have_all() -> None:
     assert list(shown(worker("w0"), 79)) == [
-        *("worker", "state", "round time", "round", "wait", "steps/s", "ahead", "stale", "loss")
+        *("worker", "state", "round time", "round", "wait", "rounds/s", "ahead", "stale", "loss")
     ]
     assert len(shown(worker("w0"), 119)) == 13
 
@@ -92,8 +94,8 @@ def test_80_columns_have_the_most_important_and_120_have_all() -> None:
         ({}, "computing"),
         ({"state_s": 3.21}, "computing 3.2 s"),
         ({"state": "pushing", "state_s": 0.2}, "pushing"),
-        ({"state": "waiting", "waits_for": ["w3", "w1"], "state_s": 2.0}, "waits for w3, w1 2.0 s"),
-        ({"state": "waiting", "waits_for": ["the aggregator"]}, "waits for aggregator"),
+        ({"state": "waiting", "waits_for": ["w3", "w1"], "state_s": 2.0}, "waiting for w3, w1 2.0 s"),
+        ({"state": "waiting", "waits_for": ["the aggregator"]}, "waiting for aggregator"),
         ({"state": "silent", "state_s": 4.2}, "silent for 4.2 s"),
         ({"state": "evicted", "state_s": None, "round_ms": None, "shares": {}}, "evicted"),
     ],
@@ -110,7 +112,7 @@ def test_a_bar_has_the_phases_and_the_length_of_the_round() -> None:
 
 def test_figures_of_a_worker() -> None:
     cells = {title: cell.strip() for title, cell in shown(worker("w0", ahead=2, behind=1, staleness=3), 160).items()}
-    wanted = {"round": "100 ms", "wait": "40%", "steps/s": "10.0", "ahead": "2", "behind": "1", "stale": "3"}
+    wanted = {"round": "100 ms", "wait": "40%", "rounds/s": "10.0", "ahead": "2", "behind": "1", "stale": "3"}
     wanted |= {"in/s": "1.00 MB", "out/s": "2.00 MB", "loss": "0.5000", "loss curve": "█▄▃▂▂▁▁▁"}
     assert {title: cells[title] for title in wanted} == wanted
 
@@ -118,7 +120,7 @@ def test_figures_of_a_worker() -> None:
 def test_what_is_not_known_is_a_dash() -> None:
     new = worker("w0", staleness=None, round_ms=None, rounds_per_s=None, shares={}, loss=None, losses=[])
     cells = {title: cell.strip() for title, cell in shown(new, 160).items()}
-    assert {title for title, cell in cells.items() if cell == "-"} == {"round", "wait", "steps/s", "stale", "loss"}
+    assert {title for title, cell in cells.items() if cell == "-"} == {"round", "wait", "rounds/s", "stale", "loss"}
 
 
 def test_the_slowest_is_first_and_who_has_gone_is_last() -> None:
@@ -142,7 +144,7 @@ def test_workers_that_are_as_fast_keep_their_places() -> None:
 def test_the_lines_above_tell_the_job() -> None:
     first, second, third = (line.plain for line in rows.header(job([worker("w0")]), 80))
     assert first == "digits  runs  SSP(2)  digits  adam(lr=0.1)"
-    assert second == "version 1,234  12.3 commits/s  backlog 7  workers 1 of 3"
+    assert second == "version 1,234  12.3 versions/s  backlog 7  workers 1 of 3"
     assert third == "Redis 12.3 MB  model 400 kB  loss 0.2500"
     counted = rows.header(job([], units=300, units_done=120, eta_s=75.0, memory_limit=10**9), 80)[2].plain
     assert counted == "units 120 of 300 (40%)  75 s left  Redis 12.3 MB of 1.00 GB  model 400 kB  loss…"

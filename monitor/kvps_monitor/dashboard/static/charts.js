@@ -1,28 +1,28 @@
 // Charts of series that grow, drawn by uPlot.
 import { el, setText } from "./dom.js";
 
+const SMOOTH = 0.9; // the weight of what was before
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /**
  * A chart in a card.
  *   title   over it
  *   x       how a value of x is written; on the axis, `tick`
- *   lines   [{label, colour: a CSS variable, value: how it is written, dash}]; a chart has at most three
+ *   lines   [{label, colour: a CSS variable, value: how it is written, dash}]; one without a label is in no legend
  *   band    two numbers of lines: what is between them is filled
+ *   shaped  whether the user may smooth the lines, and have a logarithmic axis
  */
 export class Chart {
-  constructor(title, { x, tick = tickText, lines, band = null }) {
-    Object.assign(this, { x, tick, lines, band, plot: null, data: null });
+  constructor(title, { x, tick = tickText, lines, band = null, shaped = false }) {
+    Object.assign(this, { x, tick, lines, band, plot: null, data: null, smooth: false, log: false });
     this.values = lines.map(() => el("b"));
-    const legend = el("span.legend");
-    lines.forEach((line, i) => {
-      if (line.hidden) return;
-      legend.append(el("span", {}, el(`i.swatch.${line.colour}`), `${line.label} `, this.values[i]));
-    });
+    this.names = lines.map((line) => el("span", {}, line.label));
+    this.legends = lines.map((line, i) => el("span", { hidden: line.hidden }, el(`i.swatch.${line.colour}`), this.names[i], " ", this.values[i]));
+    this.buttons = el("span.buttons", {}, ...(shaped ? [this.#switch("smooth"), this.#switch("log")] : []));
     this.at = el("span.muted");
     this.host = el("div.plot", { role: "img", "aria-label": title });
     this.empty = el("p.muted.empty", {}, "nothing yet");
-    this.node = el("section.card.chart", {}, el("h3", {}, title, " ", this.at), legend, this.host);
+    this.node = el("section.card.chart", {}, el("div.title", {}, el("h3", {}, title, " ", this.at), this.buttons), el("span.legend", {}, ...this.legends), this.host);
     this.host.append(this.empty);
     new ResizeObserver(() => this.#resize()).observe(this.host);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#make());
@@ -34,10 +34,41 @@ export class Chart {
     const known = xs.filter((x) => series.get(x).some((value) => value !== null));
     this.empty.hidden = known.length > 0;
     if (!known.length) return;
-    this.data = [known, ...this.lines.map((_, i) => known.map((x) => series.get(x)[i]))];
+    this.series = series;
+    this.data = [known, ...this.lines.map((_, i) => this.#shaped(known.map((x) => series.get(x)[i] ?? null)))];
     if (this.plot) this.plot.setData(this.data);
     else this.#make();
     if (this.plot?.cursor.idx === null || this.plot?.cursor.idx === undefined) this.#show(null);
+  }
+
+  /** Give a line another name, or none, which hides it from the legend. */
+  name(line, label) {
+    setText(this.names[line], label);
+    this.legends[line].hidden = !label;
+  }
+
+  #switch(what) {
+    const change = () => {
+      this[what] = !this[what];
+      button.setAttribute("aria-pressed", String(this[what]));
+      this.draw(this.series);
+      this.#make();
+    };
+    const button = el("button.quiet", { type: "button", "aria-pressed": "false", onclick: change }, what);
+    return button;
+  }
+
+  /** Values as they are drawn: smoothed by an exponential mean without bias at its beginning; positive on a log axis. */
+  #shaped(values) {
+    let [sum, weight] = [0, 0];
+    return values.map((value) => {
+      if (value === null) return null;
+      if (this.smooth) {
+        [sum, weight] = [SMOOTH * sum + (1 - SMOOTH) * value, SMOOTH * weight + 1 - SMOOTH];
+        value = sum / weight;
+      }
+      return this.log && value <= 0 ? null : value;
+    });
   }
 
   #show(index) {
@@ -74,7 +105,10 @@ export class Chart {
         legend: { show: false },
         padding: [8, 20, 0, 0],
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
-        scales: { x: { time: false }, y: { range: (_, low, high) => range(low, high) } },
+        scales: {
+          x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
+          y: this.log ? { distr: 3 } : { range: (_, low, high) => range(low, high) },
+        },
         axes: [
           { ...axis, size: 24, space: 70, values: (_, ticks) => ticks.map((tick) => this.tick(tick)) },
           { ...axis, size: 46, values: (_, ticks) => ticks.map((tick) => tickText(tick)) },
@@ -84,7 +118,7 @@ export class Chart {
           ...this.lines.map((line) => ({
             label: line.label,
             stroke: colour(`--${line.colour}`),
-            width: line.hidden ? 0.5 : 1.6,
+            width: line.thin ? 0.5 : 1.6,
             dash: line.dash,
             points: { show: (plot) => plot.data[0].length < 2, size: 5 },
             spanGaps: true,
@@ -109,6 +143,7 @@ function range(low, high) {
 }
 
 function tickText(value) {
+  if (value === null) return ""; // a tick of a logarithmic axis for which there is no room
   const size = Math.abs(value);
   if (size >= 1e12 || (size !== 0 && size < 0.001)) return Number(value.toPrecision(3)).toExponential().replace("+", "");
   if (size >= 1e9) return `${value / 1e9}G`;

@@ -1,4 +1,5 @@
 // Elements and words. Whatever comes from the server becomes text, never markup.
+import { stateTone } from "./words.js";
 
 /** Make an element: el("a.name", {href}, "text", child, ...). */
 export function el(what, properties = {}, ...children) {
@@ -83,6 +84,11 @@ export function day(ms) {
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
 }
 
+/** How many workers of a job are there; of a finished job, how many it had. */
+export function present(state, there, expected) {
+  return state === "finished" ? whole(expected) : `${whole(there)} of ${whole(expected)}`;
+}
+
 export function plural(number, one, many = `${one}s`) {
   return `${whole(number)} ${number === 1 ? one : many}`;
 }
@@ -94,13 +100,6 @@ export const api = (path) => `/api${path}`;
 /** A state in a coloured pill; its word says all that its colour says. */
 export function statePill(state) {
   return el(`span.pill.${stateTone(state)}`, {}, state);
-}
-
-export function stateTone(state) {
-  if (["silent", "evicted", "unreadable", "gone", "lost"].includes(state)) return "bad";
-  if (state === "waiting" || state === "awaited" || state === "rejoining" || state.startsWith("waits")) return "warn";
-  if (["finished", "left"].includes(state)) return "done";
-  return "good";
 }
 
 /** Ask the API. An answer that is an error is thrown with its message. */

@@ -3,6 +3,14 @@ import { clock, day, el, plural, whole, workerPath } from "./dom.js";
 
 const SHOWN = 24; // contributions of a version, before one asks for the rest
 
+let near = Infinity;
+
+/** Say which bound the job has: a staleness near to what that allows is coloured. While a worker does a round, each of
+ *  the others can commit 2s + 1, because nobody is more than s rounds from the slowest. */
+export function setBound(staleness, workers) {
+  near = staleness < 0 ? Infinity : 0.75 * (2 * staleness + 1) * Math.max(1, workers - 1);
+}
+
 /** One event as a line, with its contributions below if it is a version. `contributions` are all, or the first few. */
 export function eventNode(job, event, whole_ = false) {
   const time = el("time", { title: `${day(event.at_ms)} ${clock(event.at_ms, true)}` }, clock(event.at_ms, true));
@@ -21,16 +29,17 @@ function facts(job, event, whole_) {
     case "restore":
       return [`version ${whole(event.version)}, from a checkpoint of job ${event.job}`];
     case "join":
-      return [name(job, event.worker), `, rank ${event.rank}, clock ${event.clock}`];
+      return [name(job, event.worker), `, rank ${whole(event.rank)}, clock ${whole(event.clock)}`];
     case "leave":
-    case "evict":
       return [name(job, event.worker)];
+    case "evict":
+      return [name(job, event.worker), event.reason ? `: ${event.reason}` : ""];
     case "reject":
-      return [name(job, event.worker), ` round ${event.round}: ${event.reason}`];
+      return [name(job, event.worker), ` round ${whole(event.round)}: ${event.reason}`];
     case "recover":
       return [`version ${whole(event.version)}: the server has lost ${plural(event.lost, "version")}`];
     case "take":
-      return [`shard ${event.shard} by ${event.holder} (term ${event.term})`];
+      return [`shard ${event.shard} by ${event.holder} (term ${whole(event.term)})`];
     case "release":
       return [`by ${event.holder} (term ${event.term})`];
     default:
@@ -57,10 +66,10 @@ function commit(job, event, whole_) {
 }
 
 function chip(job, c) {
-  const said = [c.unit === null ? `r${c.round}` : `unit ${c.unit}`];
+  const said = [c.unit === null ? `round ${whole(c.round)}` : `unit ${whole(c.unit)}`];
   if (c.part) said.push(`part ${c.part}`);
   if (!c.weight) said.push("counts as zeros");
-  else if (c.weight !== 1) said.push(`weight ${c.weight}`);
-  if (c.staleness) said.push(`staleness ${c.staleness}`);
-  return el(`span.chip${c.staleness ? ".stale" : ""}`, { title: `computed on version ${c.base}` }, name(job, c.worker), ` ${said.join(" · ")}`);
+  else if (c.weight !== 1) said.push(`weight ${whole(c.weight)}`);
+  if (c.staleness) said.push(`staleness ${whole(c.staleness)}`);
+  return el(`span.chip${c.staleness >= near ? ".stale" : ""}`, { title: `computed on version ${whole(c.base)}` }, name(job, c.worker), ` ${said.join(" · ")}`);
 }

@@ -1,20 +1,23 @@
 // One job: figures, timeline, charts, workers, shards, and what has happened.
-import { bytes, clock, duration, el, jobPath, loss, perSecond, plural, setText, short, statePill, stateTone, setClass, whole, workerPath } from "./dom.js";
+import { bytes, clock, duration, el, jobPath, loss, perSecond, plural, present, setText, short, statePill, setClass, whole, workerPath } from "./dom.js";
+import { Beside } from "./beside.js";
 import { Chart } from "./charts.js";
-import { eventNode } from "./events.js";
+import { eventNode, setBound } from "./events.js";
 import { phaseBar } from "./phases.js";
 import { JobStream } from "./stream.js";
 import { Table, textColumn } from "./table.js";
-import { doing, Tiles } from "./tiles.js";
+import { about, Tiles } from "./tiles.js";
 import { Timeline } from "./timeline.js";
+import { stateTone } from "./words.js";
 
 const EVENTS = 10;
 
 export function showJob(page, job) {
   const state = el("span");
   const what = el("p.muted");
-  const tiles = new Tiles(["Version", "Versions", "Loss", "Workers", "Backlog", "Contributions", "Units", "Time left", "Memory"]);
+  const tiles = new Tiles(["Progress", "Elapsed", "Time left", "Version", "Versions", "Loss", "Workers", "Contributions", "Backlog", "Units", "Memory"]);
   const charts = makeCharts();
+  const beside = new Beside(job, charts.loss, () => draw());
   const filter = el("input", { type: "search", placeholder: "Filter by name, state, host", "aria-label": "Filter workers" });
   const counts = el("span.counts");
   const events = el("ol.log");
@@ -41,23 +44,31 @@ export function showJob(page, job) {
     workers.show(wanted ? stream.workers.filter(fits) : stream.workers);
   }
 
+  function draw() {
+    for (const [name, chart] of Object.entries(charts)) chart.draw(name === "loss" ? beside.joined(stream.series.loss) : stream.series[name]);
+  }
+
   function update() {
     const f = stream.facts;
     setState(state, f.state);
     setText(what, [f.task || "made in Python", f.mode, f.optimizer, `over ${f.transport}`, bytes(f.model_bytes)].filter(Boolean).join(" · "));
     const active = stream.workers.filter((w) => !["finished", "left", "evicted"].includes(w.state)).length;
+    const over = f.state === "finished";
+    setBound(f.staleness, f.expected_workers);
     tiles.set({
+      Progress: f.progress === null ? "" : `${Math.floor(100 * f.progress)} %`,
+      Elapsed: f.elapsed_s === null ? "" : duration(1000 * f.elapsed_s),
       Version: whole(f.version),
-      Versions: perSecond(f.commits_per_s),
+      Versions: perSecond(over ? ratio(f.version, f.elapsed_s) : f.commits_per_s),
       Loss: loss(f.loss),
-      Workers: `${whole(active)} of ${whole(f.expected_workers)}`,
+      Workers: present(f.state, active, f.expected_workers),
       Backlog: whole(f.backlog),
-      Contributions: whole(f.contributions),
+      Contributions: whole(f.contributions) + (over && f.elapsed_s ? ` · ${perSecond(ratio(f.contributions, f.elapsed_s))}` : ""),
       Units: f.units ? `${whole(f.units_done)} of ${whole(f.units)}` : "",
       "Time left": f.eta_s ? duration(1000 * f.eta_s) : "",
       Memory: bytes(f.memory) + (f.memory_limit ? ` of ${bytes(f.memory_limit)}` : ""),
     });
-    for (const [name, chart] of Object.entries(charts)) chart.draw(stream.series[name]);
+    draw();
     setCounts(counts, stream.workers);
     showWorkers();
     updateShards(shards, stream);
@@ -65,6 +76,8 @@ export function showJob(page, job) {
     timeline.update();
   }
 }
+
+const ratio = (number, seconds) => (seconds ? number / seconds : null);
 
 function setState(node, state) {
   if (node.textContent !== state) node.replaceChildren(statePill(state));
@@ -80,10 +93,12 @@ function makeCharts() {
       x: round,
       lines: [
         { label: "mean of workers", colour: "compute", value: loss },
-        { label: "lowest", colour: "band", value: loss, hidden: true },
-        { label: "highest", colour: "band", value: loss, hidden: true },
+        { label: "lowest", colour: "band", value: loss, hidden: true, thin: true },
+        { label: "highest", colour: "band", value: loss, hidden: true, thin: true },
+        { label: "", colour: "push", value: loss, hidden: true, dash: [6, 3] },
       ],
       band: [3, 2],
+      shaped: true,
     }),
     norm: new Chart("Norm of the reduced gradient", { x: version, lines: [{ label: "norm", colour: "reduce", value: loss }] }),
     rate: new Chart("Rate", {
@@ -124,7 +139,7 @@ function workerTable(job, stream) {
       const [pill, more] = cell.children;
       setText(pill, w.state);
       setClass(pill, `pill ${stateTone(w.state)}`);
-      const said = doing(w, stream().nowMs).slice(w.state.length).replace(/^, /, "").trim();
+      const said = about(w, stream().nowMs);
       setText(more, said);
       if (more.title !== said) more.title = said;
     },

@@ -1,7 +1,7 @@
 // The list of jobs.
-import { api, ask, bytes, el, jobPath, repeat, say, sayAgain, setText, statePill, whole } from "./dom.js";
+import { api, ask, bytes, duration, el, jobPath, loss, perSecond, present, repeat, say, sayAgain, setText, statePill, whole } from "./dom.js";
 
-const COLUMNS = ["Job", "State", "Task", "Mode", "Workers", "Version", "Model"];
+const COLUMNS = ["Job", "State", "Task", "Mode", "Workers", "Version", "Versions", "Loss", "Last change", "Age", "Model"];
 
 export function showJobs(page) {
   const list = el("tbody");
@@ -47,14 +47,18 @@ function cells(job) {
   const name = el("a", { href: jobPath(job.job) }, job.job);
   const cell = (title, ...content) => el("td", { "data-title": title }, ...content);
   const state = cell("State", statePill(job.state));
-  if (job.reason) return [el("th", { scope: "row" }, name), state, el("td.reason", { colspan: 5 }, job.reason)];
+  if (job.reason) return [el("th", { scope: "row" }, name), state, el("td.reason", { colspan: COLUMNS.length - 2 }, job.reason)];
   return [
     el("th", { scope: "row" }, name),
     state,
     cell("Task", job.task || "made in Python"),
     cell("Mode", job.mode),
-    cell("Workers", `${whole(job.active)} of ${whole(job.workers)}`),
+    cell("Workers", present(job.state, job.active, job.workers)),
     cell("Version", whole(job.version)),
+    cell("Versions", perSecond(job.commits_per_s)),
+    cell("Loss", loss(job.loss)),
+    cell("Last change", `${duration(1000 * job.silent_s)} ago`),
+    cell("Age", duration(1000 * job.age_s)),
     cell("Model", bytes(job.model_bytes)),
   ];
 }

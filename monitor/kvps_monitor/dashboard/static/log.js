@@ -1,20 +1,23 @@
 // All that has happened to a job, newest first, with every contribution of each version.
 import { api, ask, day, el, jobPath, repeat, say, sayAgain } from "./dom.js";
-import { eventNode } from "./events.js";
+import { eventNode, setBound } from "./events.js";
 
 const COUNT = 40;
 const MOST = 2000; // events in the page
+const KINDS = { "all events": "", versions: "commit", "workers that came or went": "join,leave,evict", "what went wrong": "evict,reject,recover", aggregators: "take,release" };
 
 export function showLog(page, job) {
   const list = el("ol.log");
   const older = el("button", { type: "button", hidden: true, onclick: () => more() }, "Show older");
   const end = el("p.muted", { hidden: true }, "This is the beginning of what Redis has. An aggregator that writes checkpoints keeps the older part in a file beside them.");
-  page.replaceChildren(el("h1", {}, "Log"), list, older, end);
+  const kinds = el("select", { "aria-label": "Which events", onchange: () => again() }, ...Object.entries(KINDS).map(([text, value]) => el("option", { value }, text)));
+  page.replaceChildren(el("div.heading", {}, el("h1", {}, "Log"), kinds), list, older, end);
+  ask(api(jobPath(job))).then((found) => setBound(found.staleness, found.expected_workers), () => {}); // the log says why
   let newest = "";
   let before = "";
   let shown = 0;
 
-  const url = (from) => `${api(jobPath(job))}/log?count=${COUNT}${from ? `&before=${from}` : ""}`;
+  const url = (from) => `${api(jobPath(job))}/log?count=${COUNT}&kinds=${kinds.value}${from ? `&before=${from}` : ""}`;
   const dated = (event, above) => {
     const nodes = [];
     if (above !== day(event.at_ms)) nodes.push(el("li.day", {}, day(event.at_ms)));
@@ -44,14 +47,22 @@ export function showLog(page, job) {
     }
   }
 
-  repeat(async () => {
+  async function again() {
+    newest = "";
+    await look();
+  }
+
+  async function look() {
+    const chosen = kinds.value;
     try {
       const found = await ask(url(""));
+      if (chosen !== kinds.value) return; // this answer is to an earlier question
       say("");
       const known = found.events.findIndex((event) => event.id === newest);
       if (newest === "" || known < 0 || shown > MOST) {
         list.replaceChildren();
         [lastDay, shown] = ["", 0];
+        newest = "";
         append(found);
       } else {
         const first = list.firstElementChild; // the day of what was newest
@@ -66,7 +77,8 @@ export function showLog(page, job) {
     } catch (error) {
       sayAgain(error.message);
     }
-  }, 1000);
+  }
+  repeat(look, 1000);
 
   let marked = null;
   /** Where new events of one answer go: below the day, above what was newest. */

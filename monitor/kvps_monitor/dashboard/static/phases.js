@@ -1,5 +1,6 @@
 // A bar of shares of time, one colour for each phase.
 import { el } from "./dom.js";
+import { PHASE_WORDS } from "./words.js";
 
 export function phaseBar(kind = "") {
   const node = el(`span.phases${kind ? `.${kind}` : ""}`, { role: "img" });
@@ -14,7 +15,7 @@ export function phaseBar(kind = "") {
         if (part.className !== name) part.className = name;
         if (part.style.width !== width) part.style.width = width;
       });
-      const words = names.map((name, i) => `${name} ${Math.round(100 * (shares[i] ?? 0))} %`).join(", ");
+      const words = names.map((name, i) => `${PHASE_WORDS[name]} ${Math.round(100 * (shares[i] ?? 0))} %`).join(", ");
       if (node.title !== words) {
         node.title = words;
         node.setAttribute("aria-label", words);

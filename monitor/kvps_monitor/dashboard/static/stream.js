@@ -31,7 +31,7 @@ export class JobStream {
   }
 
   open() {
-    if (this.source || document.hidden) return;
+    if (this.source || document.hidden || this.ended) return;
     this.openedAt = performance.now();
     this.source = new EventSource(this.url);
     this.source.onmessage = (message) => this.#take(message.data);
@@ -58,7 +58,14 @@ export class JobStream {
     this.source = null;
   }
 
+  /** Ask for nothing any more. */
+  end() {
+    this.ended = true;
+    this.close();
+  }
+
   #watchSilence() {
+    if (this.ended) return;
     const last = Math.max(this.receivedAt, this.openedAt ?? 0);
     const silentMs = performance.now() - last;
     if (this.trouble || document.hidden) return;

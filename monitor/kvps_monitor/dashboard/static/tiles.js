@@ -17,8 +17,9 @@ export class Tiles {
   }
 }
 
-/** What a worker does, for how long, and whom it waits for. */
-export function doing(w, nowMs) {
-  const since = w.since_ms && w.state !== "computing" ? ` ${duration(Math.max(0, nowMs - w.since_ms))}` : "";
-  return `${w.state}${w.state === "silent" ? " for" : ""}${since}${w.waits_for.length ? `, for ${w.waits_for.join(", ")}` : ""}`;
+/** What stands behind a worker's state: whom it waits for, and for how long it has had that state. */
+export function about(w, nowMs) {
+  const whom = w.waits_for.length ? `for ${w.waits_for.join(", ")}` : "";
+  const since = w.since_ms && w.state !== "computing" ? duration(Math.max(0, nowMs - w.since_ms)) : "";
+  return [whom, w.state === "silent" ? `for ${since}` : since].filter(Boolean).join(", ");
 }

@@ -1,10 +1,11 @@
 // One worker: what it does, its phases, losses, iterations, and what the log says of it.
 import { api, ask, bytes, clock, duration, el, jobPath, loss, repeat, setText, statePill, whole, workerPath } from "./dom.js";
 import { Chart } from "./charts.js";
-import { eventNode } from "./events.js";
+import { eventNode, setBound } from "./events.js";
 import { JobStream } from "./stream.js";
-import { doing, Tiles } from "./tiles.js";
+import { about, Tiles } from "./tiles.js";
 import { phaseBar } from "./phases.js";
+import { PHASE_WORDS } from "./words.js";
 
 const ROWS = 30;
 const COLUMNS = ["Began", "Round", "On version", "Loss", "Took", "Phases", "Pulled", "Pushed"];
@@ -21,7 +22,7 @@ export function showWorker(page, job, worker) {
     x: (round) => `round ${whole(round)}`,
     lines: [
       { label: "whole", colour: "compute", value: duration },
-      { label: "waiting", colour: "wait", value: duration },
+      { label: "waits", colour: "wait", value: duration },
     ],
   });
   const rows = el("tbody");
@@ -33,7 +34,7 @@ export function showWorker(page, job, worker) {
     tiles.node,
     el("section.card", {}, el("h2", {}, "Where its time goes"), shares.node, legend),
     el("div.charts", {}, losses.node, times.node),
-    el("section.card", {}, el("h2", {}, "Last iterations"), el("div.wide-table", {}, table)),
+    el("section.card", {}, el("h2", {}, "Last rounds"), el("div.wide-table", {}, table)),
     el("section.card", {}, el("div.title", {}, el("h2", {}, "History"), el("a", { href: `${jobPath(job)}/log` }, "Log of the job")), history),
   );
 
@@ -41,12 +42,13 @@ export function showWorker(page, job, worker) {
     job,
     () => {
       const w = stream.workers[0];
+      setBound(stream.facts.staleness, stream.facts.expected_workers);
       if (!w) {
         setText(where, "The job has no worker of this name.");
         return;
       }
       if (state.textContent !== w.state) state.replaceChildren(statePill(w.state));
-      setText(more, doing(w, stream.nowMs).slice(w.state.length).replace(/^, /, "").trim());
+      setText(more, about(w, stream.nowMs));
       setText(where, [`rank ${w.rank}`, w.host && `process ${w.pid} on ${w.host}`, w.device].filter(Boolean).join(" · "));
       tiles.set({
         "Rounds pushed": whole(w.pushed),
@@ -61,7 +63,7 @@ export function showWorker(page, job, worker) {
       });
       const names = stream.phases.worker;
       shares.fill(names, w.shares);
-      legend.replaceChildren(...names.map((name, i) => el("span", {}, el(`i.swatch.${name}`), `${name} `, el("b", {}, `${Math.round(100 * (w.shares[i] ?? 0))} %`))));
+      legend.replaceChildren(...names.map((name, i) => el("span", {}, el(`i.swatch.${name}`), `${PHASE_WORDS[name]} `, el("b", {}, `${Math.round(100 * (w.shares[i] ?? 0))} %`))));
     },
     worker,
   );

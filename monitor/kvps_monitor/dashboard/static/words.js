@@ -1,0 +1,25 @@
+// One word and one tone a thing, the same as in palette.py, which a test compares with this.
+export const PHASE_WORDS = {
+  other: "own code",
+  wait: "waits",
+  fetch: "fetches",
+  compute: "computes",
+  push: "pushes",
+  reduce: "reduces",
+  step: "optimizer steps",
+  store: "stores",
+  commit: "commits",
+};
+
+const TONES = {
+  bad: ["silent", "evicted", "unreadable", "gone", "lost"],
+  warn: ["waiting", "awaited", "rejoining"],
+  done: ["finished", "left"],
+};
+
+/** The tone of a worker's state or a job's. */
+export function stateTone(state) {
+  if (state.startsWith("stalled")) return "bad";
+  if (state.startsWith("waits")) return "warn";
+  return Object.keys(TONES).find((tone) => TONES[tone].includes(state)) ?? "good";
+}

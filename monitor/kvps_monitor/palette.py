@@ -1,0 +1,55 @@
+"""One colour and one word a thing on all screens. Colours of phases are Okabe and Ito's, which people with any colour
+vision tell apart. The pages of the dashboard repeat them in style.css and words.js, which a test compares with this."""
+
+from __future__ import annotations
+
+from kvps_monitor.views import WorkerView
+
+PHASE_COLOURS = {
+    "other": "#a9aca5",
+    "wait": "#e69f00",
+    "fetch": "#56b4e9",
+    "compute": "#0072b2",
+    "push": "#cc79a7",
+    "reduce": "#009e73",
+    "step": "#0072b2",
+    "store": "#d55e00",
+    "commit": "#e5d72c",
+}
+ON_BLACK = PHASE_COLOURS | {"other": "#6d726e", "compute": "#3b95d3", "step": "#3b95d3"}
+PHASE_WORDS = {
+    "other": "own code",
+    "wait": "waits",
+    "fetch": "fetches",
+    "compute": "computes",
+    "push": "pushes",
+    "reduce": "reduces",
+    "step": "optimizer steps",
+    "store": "stores",
+    "commit": "commits",
+}
+"""What a worker or a shard does in a phase. Own code is the program's between a push and the next pull."""
+TONES = {"good": "#e0f2ea", "warn": "#fbeed5", "bad": "#fbe4de", "done": "#ecece8"}
+"""The backs of boxes and pills by the tone of a state."""
+_TONE_OF = {
+    **dict.fromkeys(("waiting", "awaited", "rejoining"), "warn"),
+    **dict.fromkeys(("silent", "evicted"), "bad"),
+    **dict.fromkeys(("finished", "left"), "done"),
+}
+
+
+def tone(state: str) -> str:
+    """Return the tone of a worker's state or a job's: good, warn, bad or done."""
+    if state.startswith(("waits", "stalled")):
+        return "bad" if state.startswith("stalled") else "warn"
+    return _TONE_OF.get(state, "good")
+
+
+def doing(w: WorkerView) -> str:
+    """Return what a worker does, or whom it waits for, without for how long."""
+    return f"waiting for {', '.join(w.waits_for).removeprefix('the ')}" if w.waits_for else w.state
+
+
+def present(state: str, there: int, expected: int) -> str:
+    """Return how many workers of a job are there, "2 of 3"; of a finished job, how many it had."""
+    return f"{expected:,}" if state == "finished" else f"{there:,} of {expected:,}"

@@ -1,0 +1,36 @@
+"""One colour and one word a thing: the pages of the dashboard have those of the palette."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from kvps_monitor import palette
+from kvps_monitor.dashboard.app import STATIC
+
+from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
+
+STYLE, WORDS = ((STATIC / name).read_text() for name in ("style.css", "words.js"))
+
+
+def test_the_palette_has_every_phase() -> None:
+    assert palette.PHASE_COLOURS.keys() == palette.PHASE_WORDS.keys() == {*WORKER_PHASES, *SHARD_PHASES}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_pages_have_its_colours(theme: str) -> None:
+    light, dark = (dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", each)) for each in STYLE.split(":root {")[1:3])
+    colours, wanted = (light, palette.PHASE_COLOURS) if theme == "light" else (light | dark, palette.ON_BLACK)
+    assert {phase: colours[phase] for phase in wanted} == wanted
+    assert {tone: light[f"{tone}-back"] for tone in palette.TONES} == palette.TONES
+
+
+def test_the_pages_have_its_words_and_tones() -> None:
+    words = dict(re.findall(r'^  ([a-z]+): "([^"]+)",$', WORDS, re.MULTILINE))
+    assert words == palette.PHASE_WORDS
+    tones = {tone: re.findall(r'"([a-z]+)"', names) for tone, names in re.findall(r"^  (\w+): \[(.*)\],$", WORDS, re.M)}
+    for tone, states in tones.items():
+        of_jobs = {"unreadable", "gone", "lost"}  # what only a page can see
+        assert {palette.tone(state) for state in states if state not in of_jobs} == {tone}
+    assert "good" not in tones
+    assert palette.tone("computing") == palette.tone("runs") == "good"
