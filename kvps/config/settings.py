@@ -179,7 +179,7 @@ class UncheckedConfig:
     late: Literal["next", "drop"] = setting(
         "next",
         "What becomes of a contribution that comes after its version was made of a quorum: next counts it in the next "
-        "version; drop refuses it, and its worker computes anew on the new weights.",
+        "version; drop refuses it. Either way its worker goes on with the round that is open.",
         choices=("next", "drop"),
         group="Training",
     )

@@ -160,17 +160,17 @@ class RoundState:
             _version=v,
         )
 
-    def admits(self, rounds_done: int, config: JobConfig, past: int = -1) -> bool:
+    def admits(self, rounds_done: int, config: JobConfig) -> bool:
         """Return whether a worker that has done `rounds_done` rounds may compute on these weights.
 
         Until all workers have joined once, nothing is committed and no worker goes past its first round. Otherwise
-        gradients of version 0 would pile up and be applied all at once. `past` is the version on which the worker
-        computed what was dropped.
+        gradients of version 0 would pile up and be applied all at once. With a quorum, a worker waits for the version
+        that its last round was for, with or without its contribution, and for its own contribution.
         """
         if rounds_done > 0 and self.joined < config.workers:
             return False
         if config.partial_rounds:
-            return self.version > past and (self.me is None or not self.me.pending)
+            return self.version >= rounds_done and (self.me is None or not self.me.pending)
         return admits(rounds_done, () if self.lowest is None else (self.lowest,), config.staleness)
 
 

@@ -179,7 +179,7 @@ class JobScripts:
             case ["LATE", _]:
                 raise ContributionLate(
                     f"a contribution of worker {worker!r} came late: job {job!r} has closed its round without it, "
-                    f"and drops what is late; pull, and compute it on the new weights"
+                    f"and drops what is late; pull, and go on with the round that is open"
                 )
             case ["NEW"]:
                 return None

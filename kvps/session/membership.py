@@ -27,7 +27,6 @@ class Membership:
     version   the version of the weights that the last pull returned
     weight_sum   the sum of the weights that were accepted from all incarnations; see `Accepted`
     dropped   how many of these contributions came late and do not count
-    past      the version on which it computed the contribution that was dropped last, because it came late; else -1
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class Membership:
         self.owner = ProcessOwner(f"the session of worker {worker!r}")
         self.closed = False
         self.sequence = self.settled = self.version = 0
-        self.past = -1
         self.dropped = 0
         self.weight_sum = joined.weight_sum
         self._access = access

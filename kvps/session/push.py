@@ -161,7 +161,6 @@ class Push:
             self.state, self._upload = PushState.ACCEPTED, None  # lets go of the gradients
             return accepted
         except ContributionLate:
-            self._membership.past = header.version
             self._membership.dropped += 1  # first: after an interrupt here, it is not taken for accepted
             self._membership.sequence += 1  # it is used, so that nothing else is stored under these names
             self.state, self._upload = PushState.DROPPED, None

@@ -25,7 +25,7 @@ from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
 from kvps.connection.server_clock import ServerClock
 from kvps.device.base import CPU, Device
-from kvps.errors import JobNotFound, KvpsError, LayoutMismatch, WrongOrder
+from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.optim.reductions import check_weight
 from kvps.protocol.answers import Joined, ServerRestarted
 from kvps.protocol.job_state import RoundState
@@ -51,7 +51,8 @@ class Session:
     worker       the worker's id
     incarnation  the name of this incarnation of the worker
     rank         the worker's number in the job, kept across incarnations
-    round        the last round it has done (or need not do)
+    round        the last round it has done (or need not do). In BSP with a quorum a round belongs to the job: a worker
+                 that was late skips the rounds that were made without it, at its next pull or after a late push
     clock        its contributions acknowledged so far, all incarnations together
     """
 
@@ -124,14 +125,16 @@ class Session:
         with self._membership.memory_checked():
             version, weights = self._weights.pull(state, inline, self.round, self._membership.round_state, part)
         self._membership.version, self._round.pulled = version, state
+        if self._access.config.partial_rounds:
+            self.round = max(self.round, version)
         self._timer.enter(COMPUTE)
         return weights
 
     def _await_round(self) -> tuple[RoundState, bool]:
         """Wait for the state that admits this worker's next round. Return it, and whether its weights came with it."""
-        config, past = self._access.config, self._membership.past
+        config = self._access.config
         state, inline = self._round.after or self._membership.round_state(), False
-        while self._round.after or not state.admits(self.round, config, past):
+        while self._round.after or not state.admits(self.round, config):
             state, inline = self._reader.next_round_state(self.worker, state, self._weights.inline_buffer)
             self._round.after = None
             self._membership.check(state)
@@ -207,9 +210,9 @@ class Session:
         job counts those as zeros), WrongOrder, InvalidSetting for a weight that the job does not take or a part that it
         does not have, and UsageError for a loss that is not one number; after these nothing has
         changed and the push may be repeated. Raises WorkerEvicted, and ContributionLate if the job drops late ones and
-        this is one: then pull, and compute the round anew. After any other error the push may have counted: push the
-        same gradients again (put them again too), and they count once. If the error came while a device was computing
-        them, that second push raises WrongOrder.
+        this is one: then pull, and go on with the round that is open. After any other error the push may have counted:
+        push the same gradients again (put them again too), and they count once. If the error came while a device was
+        computing them, that second push raises WrongOrder.
         """
         round_, pulled = self._round, self._check_may_push()
         withdraws = round_.buffers is not None and round_.buffers.may_be_written(grads)
@@ -223,6 +226,9 @@ class Session:
         try:
             accepted = round_.push.send(self._encoder.flat(rest, round_.buffers), header, round_.buffers, withdraws)
             self.clock, self.round, self._membership.weight_sum = accepted
+        except ContributionLate:
+            self.round = self.version + 1  # that round is over
+            raise
         finally:
             if round_.push.done:
                 self._round = round_.following(self._new_push(), in_step=self._access.config.staleness == 0)

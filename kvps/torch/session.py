@@ -151,7 +151,13 @@ class TorchSession:
 
     def _pull_to(self, local: LocalSteps) -> None:
         assert isinstance(self.session, Session)  # a group takes no local steps
-        weights = None if local.under_way else self.session.pull(local.to_pull)
+        weights, round_ = None, self.session.round
+        if not local.under_way:
+            weights = self.session.pull(local.to_pull)
+            if local.to_pull and self.session.round > round_:
+                # Rounds were made without this worker, and so its own weights of the other fragments are old.
+                local.to_pull = ""
+                weights = self.session.pull()
         self._fill(weights or {})
         local.begin(weights is not None, self.session.version_age_s)
 

@@ -52,7 +52,8 @@ def task_gradient(job: Job, session: Session) -> Params:
     """Return the gradient that the task's own worker would push next."""
     task = load_task(job.config.task)
     rounds = Rounds(task, job.config, session.rank, np)
-    return dict(round_gradient(task, job.layout, rounds, session.round, session.pull(), np).grads)
+    weights = session.pull()  # first: with a quorum it says which round is open
+    return dict(round_gradient(task, job.layout, rounds, session.round, weights, np).grads)
 
 
 def proved(job: Job, record: Path | None = None) -> Proof:

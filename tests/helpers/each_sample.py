@@ -56,6 +56,16 @@ def each_job(store: Store, **settings: Any) -> Job:
     return store.create_job("job", Each().parameters(0), **chosen | settings)
 
 
+def assert_a_quorum_had_all_its_samples(job: Job) -> None:
+    """And no sample counts more than once an epoch, whatever a straggler could not do."""
+    members, counts = job.state().members.values(), -job.snapshot()[1]["x"]
+    assert job.state().finished(job.config)
+    assert counts.max() <= EPOCHS
+    assert counts.sum() == sum(m.weight_sum for m in members)
+    share = {m.worker: EPOCHS * len(range(m.rank, SAMPLES, job.config.workers)) for m in members}
+    assert sum(m.weight_sum == share[m.worker] for m in members) >= job.config.quorum
+
+
 def assert_each_sample_counts_once_an_epoch(job: Job) -> None:
     assert job.state().finished(job.config)
     np.testing.assert_array_equal(job.snapshot()[1]["x"], np.full(SAMPLES, -EPOCHS, np.float32))

@@ -152,6 +152,8 @@ SEEN = {  # the mutant, and where it shows
     "plan-present": ((1, 0), {"quorum": 2, "kills": 1}),
     "session-own": ((1, 0), {"quorum": 1, "max_pending": 2}),
     "session-dropped": ((1, 0), DROPS),
+    "session-round": ((1, 0), DROPS),
+    "push-round": ((1, 0), DROPS),
     "join-waits": ((1, 1), {"evictions": 2, "rounds": 4}),
     "leave-incarnation": ((1, 0), {"evictions": 1}),
     "leave-drains": ((1, 0), {}),

@@ -268,8 +268,13 @@ class Model:
             yield Step(f"{who} sees that it is out", then(s, None))
         elif session.does == "pull":
             if self._admits(s, worker, session):
-                base = s.version if self.faults.losses or self.drops else 0
-                read = session._replace(does="push", history=s.history, base=base, past=-1)
+                if self.scripts.partial and "session-round" not in self.without:
+                    session = session._replace(round=max(session.round, s.version))
+                    if session.round >= self.rounds and not self.units:
+                        yield Step(f"{who} sees that the job's rounds are over", then(s, session))
+                        return
+                base = s.version if self.faults.losses or self.scripts.partial else 0
+                read = session._replace(does="push", history=s.history, base=base)
                 t = then(s, read)._replace(wrong=self._judged(s, worker, session))
                 yield Step(f"{who} pulls version {s.version} for round {session.round + 1}", t)
         else:
@@ -294,8 +299,8 @@ class Model:
                     after = Session(session.incarnation, session.seq + 1, round_, does, weight_sum=weight_sum)
                     yield Step(f"{who} pushes round {round_}", then(t, after))
                 case ("LATE",):
-                    past = session.base if s.version == session.base else -1
-                    after = session._replace(seq=session.seq + 1, does="pull", history=0, base=0, past=past)
+                    closed = session.base + 1
+                    after = session._replace(seq=session.seq + 1, does="pull", round=closed, history=0, base=0)
                     yield Step(f"{who} pushes too late", then(t, after))
                 case ("SEQUENCE",) if s.life == 0:
                     yield Step(f"{who} pushes", s._replace(wrong="a worker in order is told SEQUENCE"))
@@ -332,23 +337,25 @@ class Model:
         """Whether the worker has rounds to do, as far as the server knows, and no later process does them."""
         entry = entry_of(s, worker)
         done = s.clock[worker] + entry.skip + entry.pending
+        if self.scripts.partial:  # rounds are the job's
+            done = max(done, s.version + bool(s.plan))
         return not self.units and done < self.rounds and entry.incarnation <= session.incarnation
 
     def _admits(self, s: State, worker: int, session: Session) -> bool:
         """Whether the session may compute its next round on the present version."""
-        if self.quorum and self.staleness == 0:
+        if self.scripts.partial:
             committed = not entry_of(s, worker).pending or "session-own" in self.without
-            return committed and (s.version > session.past or "session-dropped" in self.without)
+            return committed and (s.version >= session.round or "session-dropped" in self.without)
         committed_rounds = [s.clock[w] + e.skip for w, e in enumerate(s.entries) if e and e.state != GONE]
         return admits(session.round, committed_rounds, self.staleness) or "session-bound" in self.without
 
     def _judged(self, s: State, worker: int, session: Session) -> str:
         """What is wrong if a worker computes its next round on these weights."""
         done = session.round
-        if self.quorum and self.staleness == 0:
+        if self.scripts.partial:
             if any(c.worker == worker for c in s.inbox):
                 return "a round is computed on weights without the worker's own last round"
-            return "a round is computed again on the version it came too late for" if s.version <= session.past else ""
+            return "a round is computed on the version that it came too late for" if s.version < done else ""
         if self.staleness == 0 and s.version != done:
             return "BSP: a round is computed on another version than that of the last round"
         for worker, entry in enumerate(s.entries):
@@ -521,6 +528,13 @@ class Model:
             return "a version is committed before all workers have joined"
         if self.drops and any(c.base != plan.version - 1 for plan in s.log for c in plan.contributions):
             return "a contribution counts that came late"
+        if self.scripts.partial and any(c.round > plan.version for plan in s.log for c in plan.contributions):
+            return "a contribution is of a round that the job has not come to"
+        if self.drops and self.scripts.partial:
+            if any(c.round != plan.version for plan in s.log for c in plan.contributions):
+                return "a contribution is of another round than its version"
+            if not self.units and s.version > self.rounds:
+                return "a version is made after the job's last round"
         if any(after.head != plan.mark for plan, after in zip(s.log, s.log[1:], strict=False)):
             return "the log is no chain"
         decided = tuple(plan.mark for plan in s.log)

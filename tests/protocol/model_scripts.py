@@ -30,6 +30,7 @@ MUTANTS = {
     "push-weight-sum": "push: does not add the weight of what it accepts",
     "push-weight-sum-once": "push: a repeat adds the weight again",
     "push-weight-sum-late": "push: what is dropped adds its weight too",
+    "push-round": "push: with a quorum, does not skip the rounds that were made without this worker",
     "join-own": "join: admits at the others' round though this worker was further",
     "join-others": "join: admits at the worker's own round, whatever the others did meanwhile",
     "join-plan": "join: does not count the rounds that the open plan will end",
@@ -111,6 +112,7 @@ MUTANTS = {
     "session-bound": "session: does not wait for the others' rounds",
     "session-own": "session: with a quorum, does not wait until its own last round is committed",
     "session-dropped": "session: with a quorum, does not wait for the version that came without it",
+    "session-round": "session: with a quorum, does rounds of its own after the job's last one",
     "session-forgotten": "session: goes on though the server knows of less than it was told",
     "session-fork": "session: a fork of its process goes on with it too",
 }
@@ -173,9 +175,8 @@ class Entry(NamedTuple):
 class Session(NamedTuple):
     """A worker's process: it will pull, push, or ask whether a push had been accepted before its link was cut.
 
-    Where data is handed out it will take a unit before, or leave. `history` and version `base` are what it has pulled;
-    `past` is the version that it waits to see the end of, because its contribution to the next one came too late. By
-    `weight_sum`, as join and push have told it, it knows its next batch.
+    Where data is handed out it will take a unit before, or leave. `history` and version `base` are what it has pulled.
+    By `weight_sum`, as join and push have told it, it knows its next batch.
     """
 
     incarnation: int
@@ -185,7 +186,6 @@ class Session(NamedTuple):
     unit: int | None = None
     history: int = 0
     base: int = 0
-    past: int = -1
     weight_sum: int = 0
 
 
@@ -426,6 +426,11 @@ class Scripts:
         """Whether a version is one round of all workers."""
         return self.staleness == 0 and not self.quorum
 
+    @property
+    def partial(self) -> bool:
+        """Whether a version is one round of the job, which some workers may miss."""
+        return self.staleness == 0 and self.quorum > 0
+
     def wanted(self, s: State) -> int:
         """How many contributions a version waits for, where there is a quorum."""
         active = sum(e is not None and e.counts for e in s.entries)
@@ -464,7 +469,7 @@ class Scripts:
         pending = entry.pending if entry and self.has("join-pending") else 0
         own = clock + entry.skip + pending if entry else 0
         due = 0
-        if self.in_step:
+        if self.staleness == 0:
             due = s.version + bool(s.plan and self.has("join-plan"))
         elif self.staleness > 0:
             due = min(others, default=furthest) - self.staleness - 1
@@ -528,6 +533,9 @@ class Scripts:
             return ("LATE",), s.entered(worker, entry._replace(accepted=seq, late=seq, weight_sum=weight_sum))
         if entry.pending >= self.max_pending and self.has("push-full"):
             return ("FULL",), s
+        if self.partial and not entry.pending and self.has("push-round"):
+            missed = session.base - s.clock[worker] - entry.skip
+            entry = entry._replace(skip=entry.skip + max(0, missed))
         unit, keeps = entry.unit, not self.has("push-pushed")
         entry = entry._replace(accepted=seq, pending=entry.pending + 1, unit=unit if keeps else None)
         entry = entry._replace(

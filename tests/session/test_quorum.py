@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers.digits_job import digits_job, proved, task_gradient
+from helpers.digits_job import ROUNDS, digits_job, proved, task_gradient, training
 from helpers.harness import Params, aggregating, await_version, gradient, model
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome
@@ -87,7 +89,6 @@ class Actor:
 
     session: Session
     base: int | None = None
-    past: int = -1
     grads: Params = field(default_factory=dict)
 
 
@@ -141,10 +142,10 @@ def test_versions_are_those_of_a_sequential_simulation(
 def _acts(actor: Actor, simulation: Simulation, rank: int) -> bool:
     """Let a worker push what it has computed, or pull if its bound lets it. Return False if what it pushed was late."""
     if actor.base is None:
-        if not simulation.waits(rank) and simulation.version > actor.past:
+        if not simulation.waits(rank) and simulation.version >= actor.session.round:
             params = actor.session.pull()
             actor.base = actor.session.version
-            assert actor.base == simulation.version
+            assert actor.base == actor.session.round == simulation.version
             actor.grads = gradient(params, rank, simulation.version)
         return True
     base, actor.base = actor.base, None
@@ -152,9 +153,9 @@ def _acts(actor: Actor, simulation: Simulation, rank: int) -> bool:
     if simulation.push((rank, base, actor.grads)):
         actor.session.push(actor.grads, weight=weight)
         return True
-    with pytest.raises(kvps.ContributionLate, match="pull, and compute it on the new weights"):
+    with pytest.raises(kvps.ContributionLate, match="go on with the round that is open"):
         actor.session.push(actor.grads, weight=weight)
-    actor.past = base
+    assert actor.session.round == base + 1
     return False
 
 
@@ -230,6 +231,24 @@ def test_a_quorum_collects_in_asp(store: Store) -> None:
     assert plan.divisor == 3
 
 
+@pytest.mark.parametrize(("late", "versions"), [("drop", ROUNDS), ("next", ROUNDS + 1)])
+def test_a_run_ends_with_the_rounds_of_its_job(store: Store, late: str, versions: int) -> None:
+    """A straggler did all its own rounds afterwards, in versions of one contribution: a quorum saved no time."""
+    job = digits_job(store, quorum=2, late=late)
+    with aggregating(job):
+        with pytest.raises(kvps.ContributionLate) if late == "drop" else nullcontext(), job.join("w2") as straggler:
+            gradient = task_gradient(job, straggler)
+            with ThreadPoolExecutor() as pool:
+                for worker in [pool.submit(run) for run in training(job, "w0", "w1")]:
+                    worker.result()
+            await_version(job, ROUNDS)
+            straggler.push(gradient)
+        training(job, "w2")[0]()
+        assert job.await_finished()
+    assert job.state().version == versions
+    proved(job)
+
+
 def test_a_late_push_gets_the_same_answer_again_and_leaves_nothing(store: Store) -> None:
     job = store.create_job("job", model(), workers=2, quorum=1, late="drop")
     with aggregating(job), job.join("w0") as first, job.join("w1") as second:
@@ -238,7 +257,7 @@ def test_a_late_push_gets_the_same_answer_again_and_leaves_nothing(store: Store)
         await_version(job, 1)
         with pytest.raises(kvps.ContributionLate):
             second.push(model())
-        assert (second.clock, second.round, second.sequence) == (0, 0, 1)
+        assert (second.clock, second.round, second.sequence) == (0, 1, 1)
         with pytest.raises(kvps.ContributionLate):
             job.access.scripts.ask("w1", second.incarnation, 1)
         with pytest.raises(kvps.ContributionLate):

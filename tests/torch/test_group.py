@@ -273,9 +273,9 @@ def test_a_round_that_was_closed_without_a_group_is_late_in_all_members(
 ) -> None:
     job = _create(store, "job", quorum=1, late="drop")
     with aggregating(job):
-        said = _pair(LATE, server_url, tmp_path)
+        rounds = _pair(LATE, server_url, tmp_path)
         job.await_finished()
-    assert said == [[[1, 1], "late", [1, 1], [2, 2]]] * 2
+    assert rounds == [[[1, 1], "late", [2, 1], [3, 2]]] * 2
     assert job.clock() == {"w0": 2, "w1": 1}
 
 

@@ -38,7 +38,7 @@ class Contributions:
     """The contributions of the worker of one rank, by the numbers of their rounds or units."""
 
     def __init__(self, job: Job, task: Task, rank: int, device: Device) -> None:
-        self._config, self._layout = job.config, job.layout
+        self._job, self._config, self._layout = job, job.config, job.layout
         self._task, self._rank, self._xp = task, rank, device.xp
         self._rounds = Rounds(task, self._config, rank, device.xp)
         self._local = LocalSteps(task, self._config, job.layout, device) if self._config.takes_local_steps else None
@@ -83,8 +83,35 @@ class Contributions:
         if self._config.units:
             return session.next_unit()
         if self._config.timed_rounds:
-            return self.after(session.weight_sum)
+            return None if self._quorum_is_done() else self.after(session.weight_sum)
         return session.round if session.round < self._rounds.total else None
+
+    def is_over(self, number: int, session: Session) -> bool:
+        """Return whether the job has made the round of contribution `number` before this pull, without this worker."""
+        return not self._config.units and not self._config.timed_rounds and session.round > number
+
+    def _quorum_is_done(self) -> bool:
+        """Whether a quorum has had all its samples. Then the run is over: it does not wait for a straggler's."""
+        if not self._config.partial_rounds:
+            return False
+        access = self._job.access
+        return int(access.client.call("SCARD", access.keys.finished)) >= self._config.quorum
+
+    def log_undone(self, session: Session) -> None:
+        """Log how much of this worker's data is in no version, because rounds were made without it."""
+        if not self._config.partial_rounds or self._config.units:
+            return
+        if self._config.timed_rounds:
+            undone, of = self._rounds.samples_in_all - session.weight_sum, f"{self._rounds.samples_in_all:,} samples"
+        else:
+            undone, of = self._rounds.total - session.clock, f"{self._rounds.total:,} rounds"
+        if undone > 0:
+            log.info(
+                "worker %s: %s of its %s are in no version: a quorum went on without it",
+                session.worker,
+                f"{undone:,}",
+                of,
+            )
 
     def after(self, samples: int) -> int | None:
         """Return the number of the contribution that follows those with so many samples, if rounds end by the clock;

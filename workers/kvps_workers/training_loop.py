@@ -85,6 +85,7 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
         with suppress(KvpsError):  # the user must see the first error
             session.leave(finished=False, state=contributions.state(session.accepted))
         raise
+    contributions.log_undone(session)
     session.leave(state=contributions.state(session.accepted))
 
 
@@ -95,6 +96,8 @@ def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: f
             with patience.waiting():
                 params = session.pull(contributions.part_to_pull(number))
                 pace.begin(session)
+            if job.config.partial_rounds and contributions.is_over(number, session):
+                continue
             began = time.perf_counter()
             loss, grads, samples = contributions.compute(params, number, session.accepted, pace.over)
             began = pace.stretch(began)
@@ -110,7 +113,7 @@ def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: f
 
 def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None, part: str) -> bool:
     """Push, and try again while the server's memory is full: commits of others, or an operator, make room. Return False
-    if it came late and was dropped: then the same batch is next again."""
+    if it came late and was dropped."""
     while True:
         try:
             session.push(grads, loss, weight, part)

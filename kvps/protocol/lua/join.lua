@@ -12,8 +12,8 @@
 --     | {WRONGTYPE, key, is, want}
 local refused, version, furthest, free_rank = read_job(job, 'version', 'furthest', 'free_rank')
 if refused then return refused end
-local timeout_ms, workers, staleness, task, total_units, quorum = unpack(redis.call('HMGET', keys.config,
-  'worker_timeout_ms', 'workers', 'staleness', 'task', 'units', 'quorum'))
+local timeout_ms, workers, staleness, task, total_units = unpack(redis.call('HMGET', keys.config,
+  'worker_timeout_ms', 'workers', 'staleness', 'task', 'units'))
 local now, wanted = now_ms(), whole(workers)
 local entry = read_worker(worker)
 local clock = tonumber(redis.call('HGET', keys.clock, worker) or '0')
@@ -36,10 +36,10 @@ if not entry and task ~= '' and total_units == '0' and joined >= wanted then
   return reply
 end
 
--- In BSP, the rounds that the others have finished, including the open plan's, are closed, and this worker skips them.
+-- In BSP, the rounds that the others have made, including the open plan's, are closed, and this worker skips them.
 -- SSP closes no round, but a worker may not come back further behind than the bound allows. Others never wait for it.
 local bound, due = tonumber(staleness), 0
-if bound == 0 and quorum == '0' then
+if bound == 0 then
   due = whole(version) + redis.call('EXISTS', keys.plan)
 elseif bound > 0 then
   local first, first_round, _, second_round = unpack(redis.call('ZRANGE', keys.rounds, 0, 1, 'WITHSCORES'))

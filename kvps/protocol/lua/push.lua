@@ -1,7 +1,7 @@
 -- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer. A late one may be
 -- dropped: its sequence number is used up all the same, so that nothing else is ever stored under its names.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset inbox:stream trace(worker):stream
--- KEYS units:hash pushed:zset plan:hash never
+-- KEYS units:hash pushed:zset rounds:zset plan:hash never
 -- ARGV job worker incarnation seq base weight digests history unit mode part traces...
 --   base: the version that it was computed on
 --   weight: 0 counts as zeros
@@ -18,8 +18,9 @@
 local id, version, present_history, run_id = unpack(redis.call('HMGET', keys.version, 'id', 'version', 'history', 'run_id'))
 local another = another_job(id, job)
 if another then return another end
-local max_pending, total_units, late, reduction, local_steps, workers = unpack(redis.call('HMGET', keys.config,
-  'max_pending', 'units', 'late', 'reduction', 'local_steps', 'workers'))
+local max_pending, total_units, late, reduction, local_steps, workers, staleness, quorum =
+  unpack(redis.call('HMGET', keys.config, 'max_pending', 'units', 'late', 'reduction', 'local_steps', 'workers',
+    'staleness', 'quorum'))
 local seq, base = whole(seq), whole(base)
 local entry = read_worker(worker)
 if not entry or entry.incarnation ~= incarnation then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
@@ -52,6 +53,14 @@ local clock = tonumber(redis.call('HGET', keys.clock, worker) or '0')
 local pending = entry.round - clock - tonumber(redis.call('HGET', keys.skip, worker) or '0')
 if pending >= whole(max_pending) then return { 'FULL', pending } end
 
+-- In BSP with a quorum a round belongs to the job: this worker skips those that were made without it. It does so when
+-- nothing of it waits, because a skip would count as committed before what waits is.
+local missed = staleness == '0' and quorum ~= '0' and pending == 0 and base - entry.round or 0
+if missed > 0 then
+  entry.round = base
+  redis.call('HINCRBY', keys.skip, worker, missed)
+  redis.call('ZINCRBY', keys.rounds, missed, worker)
+end
 entry.accepted, entry.acked, entry.round = seq, clock + pending + 1, entry.round + 1
 if local_steps == 'auto' then add_weight(entry, weight_number, whole(max_pending)) end
 local round = digits(entry.round)
