@@ -45,12 +45,19 @@ class Terminal:
             pass
         return self.process.wait(_END_S)
 
+    def vanish(self) -> int:
+        """Close the terminal, as when its window is closed under `nohup`. Return the command's exit code."""
+        os.close(self._screen)
+        self._screen = -1
+        return self.process.wait(_END_S)
+
     def close(self) -> None:
         """End the command, if it runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
-        os.close(self._screen)
+        if self._screen >= 0:
+            os.close(self._screen)
 
     def _read(self) -> bool:
         ready, _, _ = select.select([self._screen], [], [], _END_S)

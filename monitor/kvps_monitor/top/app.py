@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import signal
+import sys
+import threading
 import time
 from contextlib import suppress
 
@@ -220,7 +224,17 @@ def _gpu_line(gpu: Gpu) -> Text:
 
 def show(store: Store, job: str | None) -> None:
     """Show a job until the user quits. SIGTERM and SIGINT end it as a key does, so that the terminal is as before."""
+    threading.Thread(target=_end_with_terminal, name="kvps-terminal", daemon=True).start()
     asyncio.run(_show(Top(store, job)))
+
+
+def _end_with_terminal() -> None:
+    """End the process when its terminal has vanished. Textual would read its end again and again, and wait for ever to
+    write, so that no signal would reach the app."""
+    terminal = select.poll()
+    terminal.register(sys.stdin.fileno(), 0)  # nothing but a hang-up
+    terminal.poll()
+    os._exit(128 + signal.SIGHUP)
 
 
 async def _show(app: Top) -> None:

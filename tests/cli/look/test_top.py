@@ -146,6 +146,15 @@ def test_a_key_or_a_signal_ends_it_and_leaves_the_terminal_as_it_was(store: Stor
         assert "Traceback" not in terminal.output
 
 
+@pytest.mark.slow
+def test_it_ends_with_its_terminal(store: Store) -> None:
+    """It would spin, and no signal would end it."""
+    store.create_job("j", model(), staleness=3, workers=1)
+    with on_a_terminal([*KVPS, "top"], KVPS_REDIS_URL=store.url) as terminal:
+        terminal.until("SSP(3)")
+        assert terminal.vanish() == 128 + signal.SIGHUP
+
+
 def test_a_job_that_is_not_there_is_an_error_at_once(store: Store) -> None:
     with on_a_terminal([*KVPS, "top", "nowhere"], KVPS_REDIS_URL=store.url) as terminal:
         assert terminal.end() == 1
