@@ -268,7 +268,8 @@ def test_a_port_of_the_private_server_is_not_for_another(server_url: str) -> Non
 
 
 @pytest.mark.parametrize("greeting", [b"220 mail\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", b":x\r\n", b"+\xff\r\n"])
-def test_what_answers_is_no_redis_server(greeting: bytes) -> None:
+def test_what_answers_is_no_redis_server(greeting: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_PATIENCE", "0.3")
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def greet() -> None:
@@ -284,7 +285,8 @@ def test_what_answers_is_no_redis_server(greeting: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_server_that_stops_answering_in_the_middle(server_url: str) -> None:
+def test_a_server_that_stops_answering_in_the_middle(server_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_PATIENCE", "0.3")
     with kvps.connect(server_url) as store:
         store.client.call("CLIENT", "PAUSE", 60_000, "WRITE")
         try:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import kvps
+from kvps.connection import patience
 from kvps.errors import KvpsError, UsageError
 from kvps_cli.commands import Commands
 
@@ -110,5 +111,6 @@ def _fail(message: str, code: int) -> int:
 def _interrupt(number: int, _: FrameType | None) -> None:
     """Leave through every `finally` on Ctrl-C and SIGTERM; a second signal ends the process at once."""
     _received.append(number)
+    patience.end_soon()
     signal.signal(number, signal.SIG_DFL)
     raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from kvps_cli import tls
+from kvps_cli import server_options
 
 
 class _Entry(NamedTuple):
@@ -82,7 +82,7 @@ class _LoadedCommands(Mapping[str, Any]):
         return _command(name)
 
 
-@cache  # the options for TLS are added to a module's app: once
+@cache  # the options of the connection are added to a module's app: once
 def _command(name: str) -> Any:
     entry = _TABLE[name]
     module, _, attribute = entry.place.partition(":")
@@ -90,7 +90,7 @@ def _command(name: str) -> Any:
     if not isinstance(app, typer.Typer):
         function, app = app, typer.Typer(add_completion=False)
         app.command(name, context_settings=entry.settings)(function)
-    tls.add_options(app)
+    server_options.add_to(app)
     command: Any = typer.main.get_command(app)
     command.name, command.rich_help_panel = name, entry.panel
     return command

@@ -1,4 +1,4 @@
-"""The options for TLS, which each command that has --redis gets."""
+"""The options of the connection, for TLS and for patience, which each command that has --redis gets."""
 
 from __future__ import annotations
 
@@ -12,24 +12,37 @@ from typing import Annotated, Any
 import typer
 
 from kvps.connection.credentials import CA, CERTIFICATE, KEY, over_tls
+from kvps.connection.patience import PATIENCE, PATIENCE_S
 from kvps.errors import InvalidSetting
 from kvps_cli.options import SERVER, declare, is_given
 
-_OPTIONS = {  # option: its environment variable, and its help
+_Patience = Annotated[
+    float | None,
+    typer.Option(
+        "--patience",
+        envvar=PATIENCE,
+        metavar="SECONDS",
+        min=0,
+        help="How long to wait for a Redis that does not answer, before this ends with an error. 0 has no limit.",
+        show_default=f"{PATIENCE_S:g}",
+        rich_help_panel=SERVER,
+    ),
+]
+_FILES = {  # option: its environment variable, and its help
     "--tls-ca": (CA, "Certificate authority to trust for rediss://, besides those of this machine."),
     "--tls-cert": (CERTIFICATE, "Certificate of this client, if the server asks for one."),
     "--tls-key": (KEY, "Key of the client certificate, unless it is in the same file."),
 }
 
 
-def add_options(app: typer.Typer) -> None:
+def add_to(app: typer.Typer) -> None:
     """Give the options to each command of `app`, and of the apps in it, that has --redis."""
     for command in app.registered_commands:
         if command.callback and "redis" in signature(command.callback).parameters:
             command.callback = _with_options(command.callback)
     for group in app.registered_groups:
         if group.typer_instance:
-            add_options(group.typer_instance)
+            add_to(group.typer_instance)
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -37,15 +50,17 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(context: typer.Context, **values: Any) -> None:
-        files = {option: values.pop(_name(option)) for option in _OPTIONS}
+        files = {option: values.pop(_name(option)) for option in _FILES}
         _check(context, [values["redis"], values.get("queue_redis")])
+        given = {_FILES[option][0]: file for option, file in files.items()} | {PATIENCE: values.pop("patience")}
         # The connections of this process find them there, and so do those of the processes that it starts.
-        os.environ.update({_OPTIONS[option][0]: str(file) for option, file in files.items() if file})
+        os.environ.update({variable: str(value) for variable, value in given.items() if value is not None})
         if "context" in taken:
             values["context"] = context
         command(**values)
 
-    own = [_parameter(option, variable, help) for option, (variable, help) in _OPTIONS.items()]
+    own = [_parameter(option, variable, help) for option, (variable, help) in _FILES.items()]
+    own += [Parameter("patience", Parameter.KEYWORD_ONLY, default=None, annotation=_Patience)]
     declare(run, [option for p in taken.values() for option in ([p, *own] if p.name == "redis" else [p])])
     return run
 
@@ -65,6 +80,6 @@ def _check(context: typer.Context, urls: list[str | None]) -> None:
 
     The environment may be set for other commands, so it is no error there.
     """
-    for option in _OPTIONS:
+    for option in _FILES:
         if is_given(context, _name(option)) and not any(over_tls(url or "") for url in urls):
             raise InvalidSetting(f"{option} is for a server with TLS: give its URL with --redis rediss://HOST:PORT")

@@ -6,7 +6,6 @@ names, and scripts that answer a repeat with their first answer.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
@@ -18,26 +17,31 @@ from redis.exceptions import (
     AskError,
     AuthenticationError,
     AuthorizationError,
+    BusyLoadingError,
     ClusterDownError,
     InvalidResponse,
     NoPermissionError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.arrays.digest import Buffers
-from kvps.connection import sentinel
+from kvps.connection import patience, sentinel
+from kvps.connection.patience import Retries
 from kvps.connection.queries import Queries
 from kvps.connection.resp import Command
+from kvps.connection.server_health import reply_limit
 from kvps.connection.server_info import check_fit
 from kvps.connection.slots import keys_of
 from kvps.connection.sockets import (
+    CONNECTION_CUT,
     ArrayPool,
     ClientRefused,
     NotReplicated,
     Put,
+    ReplyCut,
     Stored,
     check_replicas,
     connection_settings,
@@ -46,15 +50,16 @@ from kvps.connection.sockets import (
     too_many_clients,
     wait_for,
 )
-from kvps.errors import NoServer, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit
+from kvps.errors import NoServer, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit, shown
 from kvps.machine.fork import ProcessOwner
+from kvps.parsing import bytes_text
 
 if TYPE_CHECKING:  # one server's clients do not load it
     from kvps.connection.cluster_pool import ClusterPool
 
 WAIT_MS = 1000  # the longest wait before another look at the state
-_PATIENCE_S = 10.0
-_FAILOVER_S = 60.0  # Sentinels see a dead master after 30 s unless that is set, and vote after that
+_FIRST_S = 0.2  # for a first connection where nothing may be: the user may have mistyped the URL
+_CUTS = 3  # so many replies in a row that are cut off are no accident
 _UNLINK_BATCH = 500
 _PREFLIGHT = "kvps:preflight"  # written to see whether this user may write
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
@@ -63,27 +68,6 @@ _PASSING_ERRORS = (ClusterDownError, TryAgainError, AskError)  # a MasterDownErr
 
 _SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # redis-py's functions that shape replies
 _T = TypeVar("_T")
-
-
-class Retries:
-    """The times at which to try again: soon at first, then less often, until there is no progress for `patience_s`."""
-
-    def __init__(self, patience_s: float) -> None:
-        self.patience_s = patience_s
-        self.progress()
-
-    def progress(self) -> None:
-        """Begin anew, because there was progress."""
-        self._deadline, self._delay_s = time.monotonic() + self.patience_s, 0.01
-
-    def pause(self) -> bool:
-        """Wait for a moment and return True; return False at once if that would be longer than patience lasts."""
-        if time.monotonic() + self._delay_s > self._deadline:
-            return False
-        # A server that is away or full sends no event: this is the only wait without an event to wait for.
-        time.sleep(self._delay_s)
-        self._delay_s = min(self._delay_s * 2, 0.5)
-        return True
 
 
 class Client(Queries):
@@ -99,9 +83,8 @@ class Client(Queries):
         self.url = url
         self.owner = ProcessOwner(f"the connection to {redacted(url)}")
         self._arrays = self._connections_to(url)  # shared with the clients that `replicating` returns
-        if patience_s is None:
-            patience_s = _FAILOVER_S if sentinel.is_watched(url) else _PATIENCE_S
-        self._patience_s = patience_s
+        self._patience_s = patience.patience_s() if patience_s is None else patience_s
+        self._where = redacted(url)
         self._most_connections = int(settings["max_connections"])
         self._why_lost = why_lost  # for a URL: why no server will ever answer there again, or ""
         self._replicas = 0  # how many must have what is stored
@@ -113,7 +96,7 @@ class Client(Queries):
         return ArrayPool(url)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({redacted(self.url)})"
+        return f"{type(self).__name__}({self._where})"
 
     def replicating(self, replicas: int = 1) -> Client:
         """Return this client, but one that takes as stored only what so many `replicas` have too, or with IF_ANY one
@@ -308,10 +291,10 @@ class Client(Queries):
                 except BaseException as error:
                     inside = error
                     raise
-        except redis.exceptions.RedisError as error:
+        except RedisError as error:
             if error is inside:
                 raise
-            if isinstance(error, (RedisConnectionError, RedisTimeoutError)) and not cuts:
+            if isinstance(error, CONNECTION_CUT) and not cuts:
                 raise
             self._repeat(lambda: self._arrays.put(items, stored, self._replicas), cuts, wait_for_room)
 
@@ -346,38 +329,88 @@ class Client(Queries):
 
     def retries(self) -> Retries:
         """Return retries for a caller that repeats something itself, for as long as this client would."""
-        return Retries(self._patience_s)
+        return Retries(self._patience_s, self._where)
 
     def _repeat(self, run: Callable[[], _T], cuts: bool = True, room: bool = True) -> _T:
         """Run until it is answered: again after cuts, and when the server may answer later, as with a full memory."""
         self.owner.check()
-        retries = self.retries()
+        retries, replies_cut = self.retries(), 0
         while True:
             try:
-                return run()
+                reply = run()
+                retries.over()
+                return reply
+            except (AuthenticationError, AuthorizationError) as error:
+                raise NoServer(f"{self._where} refuses the login: {error}") from None
+            except CONNECTION_CUT as error:
+                replies_cut += isinstance(error, ReplyCut)
+                self._check_usable(replies_cut)
+                if not cuts:
+                    raise
+                again = retries.pause(partial(self._reason, error), isinstance(error, BusyLoadingError))
+                failure: Exception = self._lost(error, retries.lasted)
+            except ResponseError as error:
+                failure = self._refused(error, retries.lasted)
+                if not _passing(error) or (_full(error) and not room):
+                    raise failure from None
+                again = retries.pause(partial(self._reason, error))
+            except InvalidResponse as error:
+                raise ServerError(f"{self._where} answers as no Redis server does: {error}") from None
             except (ValueError, AttributeError):  # what redis-py raises on a socket that another thread has closed
                 if not self._arrays.closed:
                     raise
-                raise ServerLost(f"the connection to {redacted(self.url)} was closed here") from None
-            except (AuthenticationError, AuthorizationError) as error:
-                raise NoServer(f"{redacted(self.url)} refuses the login: {error}") from None
-            except (RedisConnectionError, RedisTimeoutError) as error:
-                if why := self._why_lost(self.url):
-                    raise ServerLost(why) from None
-                if not cuts:
-                    raise
-                failure: Exception = self._lost(error)
-            except ResponseError as error:
-                failure = self._refused(error)
-                if not _passing(error) or (_full(error) and not room):
-                    raise failure from None
-            except InvalidResponse as error:
-                raise ServerError(f"{redacted(self.url)} answers as no Redis server does: {error}") from None
-            if not retries.pause():
+                raise self._closed_here() from None
+            if not again:
                 raise failure
 
-    def _lost(self, error: Exception) -> ServerLost:
-        where, waited = redacted(self.url), f"{self._patience_s:g} s"
+    def _check_usable(self, replies_cut: int) -> None:
+        """Raise ServerLost after a cut that no further try can mend, ServerUnfit if the server's limit cuts replies."""
+        if self._arrays.closed:
+            raise self._closed_here() from None
+        if why := self._why_lost(self.url):
+            raise ServerLost(why) from None
+        if replies_cut == _CUTS and (limit := self._reply_limit()):
+            raise ServerUnfit(
+                f"{self._where} cuts off clients with more than {bytes_text(limit)} still to read, and a reply here is "
+                f"larger: CONFIG SET client-output-buffer-limit 'normal 0 0 0'"
+            ) from None
+
+    def _closed_here(self) -> ServerLost:
+        return ServerLost(f"the connection to {self._where} was closed here")
+
+    def _reply_limit(self) -> int:
+        """Return the least number of bytes still to read with which the server cuts a client off; 0 for no limit, or if
+        this user may not know it."""
+        try:
+            pair = self._once("CONFIG", "GET", "client-output-buffer-limit")
+        except RedisError:
+            return 0
+        return reply_limit(pair[1]) if pair else 0
+
+    def _reason(self, error: RedisError) -> str:
+        """Return for what the server is waited for."""
+        if isinstance(error, BusyLoadingError):
+            return self._loading()
+        if isinstance(error, NotReplicated):
+            return "no replica confirms what is written"
+        if isinstance(error, ClientRefused):
+            return "it takes no more clients"
+        if isinstance(error, ReplyCut):
+            return "it cuts replies off"
+        if isinstance(error, CONNECTION_CUT):
+            return "all connections are in use" if _no_connection_left(error) else "no answer"
+        return "its memory is full" if _full(error) else f"it answers {shown(str(error))}"
+
+    def _loading(self) -> str:
+        """Return how far the server says that it has loaded its data."""
+        with suppress(RedisError, KeyError, ValueError, AttributeError):
+            told = self._once("INFO", "persistence")
+            part, left_s = float(told["loading_loaded_perc"]), int(told["loading_eta_seconds"])
+            return f"it loads its data, {part:.0f}% so far and about {left_s} s left,"
+        return "it loads its data"
+
+    def _lost(self, error: Exception, waited: str) -> ServerLost:
+        where = self._where
         if isinstance(error, NotReplicated):
             return ServerLost(
                 f"no replica of a server at {where} has confirmed what was written for {waited}, and durability "
@@ -385,34 +418,39 @@ class Client(Queries):
             )
         if isinstance(error, ClientRefused):
             return too_many_clients(self.url, self._maxclients)
-        if str(error) == "Too many connections":  # redis-py before 6.3 has no class for it
+        if _no_connection_left(error):
             return ServerLost(
                 f"all {self._most_connections} connections to {where} that max_connections in its URL allows were in "
                 f"use for {waited}: raise that, or have fewer sessions in one process"
+            )
+        if isinstance(error, ReplyCut):
+            return ServerLost(
+                f"{where} has cut replies off for {waited}: have its administrator look at client-output-buffer-limit, "
+                f"which must let a client have much to read (normal 0 0 0), and at the network in between"
             )
         return ServerLost(
             f"no answer from {where} for {waited} ({error}): what was acknowledged is as safe as that server's data"
         )
 
-    def _refused(self, error: ResponseError) -> Exception:
+    def _refused(self, error: ResponseError, waited: str = "") -> Exception:
         if isinstance(error, redis.exceptions.NoScriptError):
             return error
         if _full(error):
             return ServerFull(
-                f"{redacted(self.url)} is out of memory and refused it: raise its maxmemory, or remove jobs (kvps rm)"
+                f"{self._where} is out of memory and refused it: raise its maxmemory, or remove jobs (kvps rm)"
             )
         if isinstance(error, TryAgainError):
             return ServerError(
-                f"{redacted(self.url)} is still moving a slot to another node after {self._patience_s:g} s: have that "
+                f"{self._where} is still moving a slot to another node after {waited}: have that "
                 f"ended (redis-cli --cluster fix)"
             )
         if _read_only(error):
-            return ServerError(f"{redacted(self.url)} is a replica and cannot be written: give the URL of its primary")
+            return ServerError(f"{self._where} is a replica and cannot be written: give the URL of its primary")
         if _not_permitted(error):
             return NotPermitted(
-                f"{redacted(self.url)} does not let this user do that ({error}): use a user whose role may (kvps acl)"
+                f"{self._where} does not let this user do that ({error}): use a user whose role may (kvps acl)"
             )
-        return ServerError(f"{redacted(self.url)} answers: {error}")
+        return ServerError(f"{self._where} answers: {error}")
 
     # -- preflight --------------------------------------------------------------------------------------------
 
@@ -420,17 +458,26 @@ class Client(Queries):
         """Make sure that kvps can train on this server. Return whether it is a node of a cluster. Raises NoServer or
         ServerUnfit, saying what to do."""
         self.owner.check()
-        retries = self.retries()
+        patient, hasty = self.retries(), Retries(min(self._patience_s, _FIRST_S))
         while True:
             try:
-                return self._preflight()
-            except (RedisConnectionError, RedisTimeoutError) as error:
-                fails_over = sentinel.is_watched(self.url) and not isinstance(error, sentinel.NoMaster)
-                if not fails_over or not retries.pause():
+                in_cluster = self._preflight()
+                patient.over()
+                return in_cluster
+            except CONNECTION_CUT as error:
+                retries = patient if self._may_answer(error) else hasty
+                if not retries.pause(partial(self._reason, error), isinstance(error, BusyLoadingError)):
                     raise no_server(self.url, error) from None
 
+    def _may_answer(self, error: Exception) -> bool:
+        """Return whether a server is surely there, which has not answered a first request."""
+        if sentinel.is_watched(self.url):
+            return not isinstance(error, sentinel.NoMaster)
+        silent = isinstance(error, RedisTimeoutError) and not str(error).startswith("Timeout connecting")
+        return silent or isinstance(error, BusyLoadingError)
+
     def _preflight(self) -> bool:
-        where = redacted(self.url)
+        where = self._where
         refused, advice = "does not let kvps look at it", ""
         try:
             info = self._once("INFO")
@@ -473,6 +520,10 @@ def granted(replies: Sequence[Any]) -> list[Any]:
     return list(replies)
 
 
+def _no_connection_left(error: Exception) -> bool:
+    return str(error) == "Too many connections"  # redis-py before 6.3 has no class for it
+
+
 def _passing(error: ResponseError) -> bool:
     """Return whether the same command may be answered later: when memory is freed, or a failover or a script ends."""
     if isinstance(error, _PASSING_ERRORS):
@@ -483,7 +534,7 @@ def _passing(error: ResponseError) -> bool:
 # Redis 6.2 wraps the refusal of a command inside a script in an error of the script: hence the search in the text.
 
 
-def _full(error: ResponseError) -> bool:
+def _full(error: RedisError) -> bool:
     return isinstance(error, redis.exceptions.OutOfMemoryError) or "-OOM " in str(error)
 
 

@@ -13,10 +13,10 @@ from kvps.connection.cluster_pool import ClusterPool
 from kvps.connection.queries import Queries
 from kvps.connection.resp import Command
 from kvps.connection.slots import Address, SlotMap, keys_of, slot_of
-from kvps.errors import NoServer
+from kvps.errors import NoServer, ServerLost
 
 _T = TypeVar("_T")
-_PATIENCE_S = 60.0  # a failover takes cluster-node-timeout, 15 s unless it is set, and the vote after that
+_NODE_S = 1.0  # for one node: after that it is asked of the cluster anew which are its masters
 _LOOK_S, _MOST_LOOK_S = 0.01, 0.1  # between two looks at streams that no single command can wait for
 
 
@@ -30,11 +30,6 @@ class ClusterClient(Client):
     is_cluster = True
     small_bytes = 0  # arrays are never in the slot of the command that accepts them
     _arrays: ClusterPool
-
-    def __init__(
-        self, url: str, patience_s: float = _PATIENCE_S, why_lost: Callable[[str], str] = lambda url: ""
-    ) -> None:
-        super().__init__(url, patience_s, why_lost)
 
     def _connections_to(self, url: str) -> ClusterPool:
         return ClusterPool(url)
@@ -84,21 +79,23 @@ class ClusterClient(Client):
 
     def preflight(self) -> bool:
         """Make sure that kvps can train on every master. Raises NoServer or ServerUnfit, saying what to do."""
+        self.on_masters(Client.preflight)
+        return super().preflight()
+
+    def on_masters(self, ask: Callable[[Client], _T]) -> list[_T]:
         retries = self.retries()
         while True:
             try:
-                self.on_masters(Client.preflight)
-                return super().preflight()
-            except NoServer:  # a master has died, and its replica has not taken its place yet
-                if not retries.pause():
-                    raise
+                replies = [self._on(master, ask) for master in self._repeat(self._arrays.nodes.slot_map).masters]
+                retries.over()
+                return replies
+            except (NoServer, ServerLost) as error:  # a master has died, and its replica has not taken its place yet
+                if not retries.pause(lambda: "one of its masters does not answer"):
+                    raise type(error)(f"{error} (asked again for {retries.lasted})") from None
                 self._arrays.nodes.forget_map()
 
-    def on_masters(self, ask: Callable[[Client], _T]) -> list[_T]:
-        return [self._on(master, ask) for master in self._repeat(self._arrays.nodes.slot_map).masters]
-
     def _on(self, node: Address, ask: Callable[[Client], _T]) -> _T:
-        with Client(at_node(self.url, node)) as client:
+        with Client(at_node(self.url, node), min(_NODE_S, self._patience_s)) as client:
             return ask(client)
 
     def _scan(self, pattern: str) -> Iterator[str]:

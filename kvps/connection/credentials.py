@@ -11,7 +11,7 @@ from typing import Any
 from kvps.errors import InvalidSetting
 
 CA, CERTIFICATE, KEY = "KVPS_TLS_CA", "KVPS_TLS_CERT", "KVPS_TLS_KEY"
-"""The environment variables of the files for TLS; `kvps_cli.tls` has an option for each."""
+"""The environment variables of the files for TLS; `kvps_cli.server_options` has an option for each."""
 PASSWORD_FILE = "KVPS_REDIS_PASSWORD_FILE"
 _MOST_PASSWORD = 512
 

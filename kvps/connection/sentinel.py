@@ -63,7 +63,7 @@ class Sentinels:
     """
 
     def __init__(self, places: list[tuple[str, int]], name: str, login: Mapping[str, str]) -> None:
-        self._places = places
+        self.places = places
         self._name = name
         self._settings: dict[str, Any] = {
             "socket_timeout": _ANSWER_S,
@@ -75,7 +75,7 @@ class Sentinels:
         }
 
     def __str__(self) -> str:
-        return f"{self._name} of {_listed(self._places)}"
+        return f"{self._name} of {_listed(self.places)}"
 
     def trust(self, settings: Mapping[str, Any]) -> None:
         """Ask over TLS, with the files that `settings` name for the server."""
@@ -84,7 +84,7 @@ class Sentinels:
 
     def master(self) -> tuple[str, int]:
         """Return where the master is, as the first Sentinel says that answers. Raises NoMaster."""
-        asked, ignorant, silent = list(self._places), [], ""
+        asked, ignorant, silent = list(self.places), [], ""
         for place in asked:
             try:
                 with redis.Redis(host=place[0], port=place[1], **self._settings) as sentinel:
@@ -94,7 +94,7 @@ class Sentinels:
                 continue
             if address:
                 # The next connection asks this one first, and does not wait again for those that are silent.
-                self._places = [place, *(other for other in asked if other != place)]
+                self.places = [place, *(other for other in asked if other != place)]
                 return str(address[0]), int(address[1])
             ignorant.append(place)
         if ignorant:

@@ -24,6 +24,7 @@ _FULL = 0.8  # part of maxmemory
 _FEW_CLIENTS = 0.8  # part of maxclients that is in use
 _SLOW_MS = 2.0
 _LARGE_REPLY = 256 << 20  # bytes that wait for one slow reader
+_READ_AT_ONCE = 16 << 20  # bytes that kvps may have asked for on one connection: chunks ahead, many entries of a log
 _UNITS = {"": 1, "k": 1000, "kb": 1 << 10, "m": 1000**2, "mb": 1 << 20, "g": 1000**3, "gb": 1 << 30}
 
 
@@ -121,15 +122,21 @@ def _clients(info: Mapping[str, Any], config: Mapping[str, str] | None) -> Findi
 
 
 def _reply_buffers(config: Mapping[str, str]) -> Finding:
-    words = config.get("client-output-buffer-limit", "").split()
-    limits = {words[i]: words[i + 1 : i + 3] for i in range(0, len(words) - 3, 4)}
-    least = min((n for n in map(nbytes, limits.get("normal", [])) if n), default=0)
+    least = reply_limit(config.get("client-output-buffer-limit", ""))
     if not least:
         return Finding("reply buffers", OK, "no limit for workers and readers")
-    limit = f"the server cuts a worker off that has {bytes_text(least)} still to read"
+    limit = f"client-output-buffer-limit: the server cuts a client off that has {bytes_text(least)} still to read"
     if least >= _LARGE_REPLY:
         return Finding("reply buffers", OK, limit)
-    return Finding("reply buffers", ADVICE, limit, "client-output-buffer-limit normal 0 0 0")
+    verdict = WRONG if least < _READ_AT_ONCE else ADVICE
+    return Finding("reply buffers", verdict, limit, "client-output-buffer-limit normal 0 0 0")
+
+
+def reply_limit(setting: str) -> int:
+    """Return with how many bytes still to read a client is cut off, as `client-output-buffer-limit` says; 0: never."""
+    words = setting.split()
+    limits = {words[i]: words[i + 1 : i + 3] for i in range(0, len(words) - 3, 4)}
+    return min((n for n in map(nbytes, limits.get("normal", [])) if n), default=0)
 
 
 def _script_time(config: Mapping[str, str]) -> Finding:

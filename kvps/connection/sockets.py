@@ -40,7 +40,9 @@ from kvps.arrays.digest import Buffers
 from kvps.arrays.layout import CHUNKS_AHEAD
 from kvps.connection import sentinel
 from kvps.connection.credentials import CA, CERTIFICATE, credentials, over_tls
+from kvps.connection.patience import patience_s
 from kvps.connection.resp import Command, Replies, packed
+from kvps.connection.urls import check_form, speaks_tls
 from kvps.errors import InvalidSetting, NoServer, TooManyClients
 from kvps.machine import launcher
 
@@ -96,6 +98,14 @@ CONNECTION_CUT = (RedisConnectionError, RedisTimeoutError)
 
 class ClientRefused(RedisConnectionError):
     """The server already has as many clients as it allows."""
+
+
+class ClosedHere(RedisConnectionError):
+    """This process has closed its connections."""
+
+
+class ReplyCut(RedisConnectionError):
+    """The server has closed the connection in the middle of a reply."""
 
 
 class NotReplicated(RedisTimeoutError):
@@ -223,7 +233,7 @@ class _Bulk:
         except (OSError, AttributeError) as error:  # it has no socket if another thread has closed it
             raise RedisConnectionError(f"the connection broke while reading: {error}") from None
         if not received:
-            raise RedisConnectionError("the server closed the connection in the middle of a reply")
+            raise ReplyCut("the server closed the connection in the middle of a reply")
         return received
 
 
@@ -265,6 +275,7 @@ def connection_settings(url: str) -> dict[str, Any]:
     """
     sentinels = None
     try:
+        check_form(url)
         plain, sentinels = sentinel.split(url) if sentinel.is_watched(url) else (url, None)
         settings: dict[str, Any] = dict(_parse_url(plain))
     except ValueError as error:
@@ -282,7 +293,7 @@ def connection_settings(url: str) -> dict[str, Any]:
     settings.setdefault("max_connections", _NO_LIMIT)
     if settings["max_connections"] < 1:
         raise InvalidSetting(f"{redacted(url)}: max_connections must be 1 or more")
-    settings.setdefault("socket_timeout", SOCKET_TIMEOUT_S)
+    settings.setdefault("socket_timeout", min(SOCKET_TIMEOUT_S, patience_s()))
     if not settings["socket_timeout"] > 0:
         raise InvalidSetting(f"{redacted(url)}: socket_timeout must be more than 0 seconds")
     if not url.startswith("unix:"):
@@ -316,6 +327,10 @@ def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
 def no_server(url: str, error: Exception) -> NoServer:
     """Return the error that users get if a first connection fails."""
     where, why = redacted(url), str(error)
+    if not isinstance(error, RedisTimeoutError) and speaks_tls(_places(url)):
+        return NoServer(
+            f"what answers at {where} speaks TLS: write {url.replace('redis', 'rediss', 1).split(':')[0]}://"
+        )
     if untrusted := re.search(r"certificate verify failed: (.*?)\.? \(_ssl", why):
         return NoServer(
             f"{where} does not prove that it is this server ({untrusted[1]}): it needs a valid certificate for the "
@@ -325,6 +340,15 @@ def no_server(url: str, error: Exception) -> NoServer:
     if over_tls(url) and "ssl_certfile" not in connection_settings(url):
         advice += f"; if it asks for a client certificate, name one with --tls-cert ({CERTIFICATE})"
     return NoServer(f"no Redis server answers at {where} ({why}): {advice}")
+
+
+def _places(url: str) -> Sequence[tuple[str, int]]:
+    """Return the places of a URL without TLS that are reached over TCP."""
+    settings = connection_settings(url)
+    if over_tls(url) or "path" in settings:
+        return []
+    sentinels = settings.get("sentinels")
+    return sentinels.places if sentinels else [(settings.get("host", "localhost"), int(settings.get("port", 6379)))]
 
 
 def client_name() -> str:
@@ -468,7 +492,12 @@ class ArrayPool:
 
     @contextmanager
     def using(self) -> Iterator[_Bulk]:
-        """Yield a connection of the pool. Close it if the block is left by any exception, an interrupt included."""
+        """Yield a connection of the pool. Close it if the block is left by any exception, an interrupt included.
+
+        Raises ClosedHere after `close`.
+        """
+        if self.closed:
+            raise ClosedHere("the connections were closed here")
         connection = self._idle_connection() or cast(Any, self._pool.get_connection())
         try:
             yield connection
@@ -483,6 +512,8 @@ class ArrayPool:
         """Keep it for the next call. Close one other that was not used for long: a burst of calls may be over."""
         connection.used_at = now = time.monotonic()
         self._idle.append(connection)
+        if self.closed:  # another thread has closed the pool meanwhile
+            self._pool.disconnect()
         with suppress(IndexError):  # another thread took it
             if now - self._idle[0].used_at > _UNUSED_S:
                 self._give_back(self._idle.popleft())

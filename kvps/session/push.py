@@ -269,9 +269,9 @@ class Push:
                 cut = error
             if upload.chunks.missing < missing:
                 retries.progress()
-            if not retries.pause():
+            if not retries.pause(lambda: "no chunk of a gradient arrives"):
                 raise ServerLost(
-                    f"{self._stuck(upload, upload.chunks.missing, cut)}; for {retries.patience_s:g} s small requests "
+                    f"{self._stuck(upload, upload.chunks.missing, cut)}; for {retries.lasted} small requests "
                     f"passed and no chunk did: check the network in between, then push the same gradients again"
                 )
 

@@ -20,7 +20,6 @@ from kvps_aggregator import job_watcher
 from kvps_aggregator.job_watcher import JobWatcher
 
 import kvps
-from kvps.connection import client
 from kvps.job import Job
 from kvps.store import Store
 
@@ -301,7 +300,7 @@ def test_a_job_made_anew_within_a_moment_is_another(store: Store) -> None:
 
 def test_a_lost_server_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
-    monkeypatch.setattr(client, "_PATIENCE_S", 0.3)
+    monkeypatch.setenv("KVPS_PATIENCE", "0.3")
     with ExitStack() as stack:
         with running_server() as url:
             store = stack.enter_context(kvps.connect(url))

@@ -31,6 +31,12 @@ _SHORT = {"worker_timeout_ms": 1500, "lease_ms": 1000, "transport": "redis", "ep
 _A_DAY_LATER = ("unshare", "--time", "--monotonic", "86400", "--boottime", "86400", "--fork")
 
 
+@pytest.fixture(autouse=True)
+def patience_of_10_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is cut off for good need not be waited for for a minute."""
+    monkeypatch.setenv("KVPS_PATIENCE", "10")
+
+
 def worker(hosts: Hosts, host: int, name: str, acks: Path, through: tuple[str, ...] = ()) -> Started:
     return hosts.start(
         host, "worker", "--job", "digits", "--id", name, "--slow", "3x", "--acks", str(acks / name), through=through

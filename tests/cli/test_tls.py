@@ -42,8 +42,8 @@ def _commands(group: Any) -> Iterator[Any]:
         yield from _commands(command) if hasattr(command, "commands") else [command]
 
 
-def test_every_command_that_has_a_url_has_the_options_for_tls() -> None:
-    names = {"redis", "tls_ca", "tls_cert", "tls_key"}
+def test_every_command_that_has_a_url_has_the_options_of_its_connection() -> None:
+    names = {"redis", "tls_ca", "tls_cert", "tls_key", "patience"}
     has = [names & {option.name for option in command.params} for command in _commands(typer.main.get_command(app))]
     assert names in has
     assert all(found in (names, set()) for found in has)

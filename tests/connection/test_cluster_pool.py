@@ -201,11 +201,12 @@ def test_a_command_is_refused_by_a_move_that_does_not_end(
         impatient.call("EXISTS", *KEYS)
 
 
-def test_a_cluster_without_slots_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_cluster_without_slots_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_PATIENCE", "0.2")
     alone = ClusterNode(tmp_path / "node", *node_ports(1), [])
     said = "answers: no node knows who serves a slot"
     try:
-        with ClusterClient(alone.url, 0.2) as client, pytest.raises(kvps.ServerError, match=said):
+        with ClusterClient(alone.url) as client, pytest.raises(kvps.ServerError, match=said):
             client.preflight()
     finally:
         alone.kill()

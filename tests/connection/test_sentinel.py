@@ -38,7 +38,7 @@ def test_a_url_names_sentinels_a_master_and_a_login() -> None:
     url = "redis+sentinel://me:pw%40@a,b:7,[::1]:8/the%20name/3?sentinel_password=s%2Fs&sentinel_username=u&health_check_interval=9"
     plain, found = sentinel.split(url)
     assert plain == "redis://me:pw%40@sentinel/3?health_check_interval=9"
-    assert found._places == [("a", 26379), ("b", 7), ("::1", 8)]
+    assert found.places == [("a", 26379), ("b", 7), ("::1", 8)]
     assert str(found) == "the name of a:26379, b:7, [::1]:8"
     assert (found._settings["username"], found._settings["password"]) == ("u", "s/s")
     settings = connection_settings(url)
@@ -91,7 +91,7 @@ def test_dead_and_silent_sentinels_cost_no_start(watched: Watched) -> None:
         with kvps.connect(url) as store:
             assert store.client.port() == watched.master.port
             sentinels = store.client._arrays._pool.connection_kwargs["sentinels"]
-            assert sentinels._places[0][1] == watched.sentinels[0].port, (
+            assert sentinels.places[0][1] == watched.sentinels[0].port, (
                 "the one that answered is asked first from now on"
             )
 
@@ -125,7 +125,8 @@ def test_a_sentinel_without_this_master_is_passed_over(watched: Watched) -> None
 def test_a_replica_is_not_taken_for_the_master(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = next(server for server in watched.servers if server is not watched.master)
     monkeypatch.setattr(sentinel.Sentinels, "master", lambda self: ("127.0.0.1", replica.port))
-    with Client(watched.url, patience_s=0.1) as client, pytest.raises(kvps.NoServer, match="is a replica"):
+    monkeypatch.setenv("KVPS_PATIENCE", "0.1")
+    with Client(watched.url) as client, pytest.raises(kvps.NoServer, match="is a replica"):
         client.preflight()
 
 

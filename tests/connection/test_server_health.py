@@ -76,6 +76,8 @@ def test_what_is_not_right_says_what_to_do(about: str, changed: dict[str, Any], 
     ("config", "about", "verdict"),
     [
         ({"save": "3600 1"}, "persistence", OK),
+        ({"client-output-buffer-limit": "normal 1mb 0 0"}, "reply buffers", WRONG),
+        ({"client-output-buffer-limit": "normal 0 8mb 60"}, "reply buffers", WRONG),
         ({"client-output-buffer-limit": "normal 64mb 16mb 60"}, "reply buffers", ADVICE),
         ({"client-output-buffer-limit": "normal 1gb 0 0"}, "reply buffers", OK),
         ({"client-output-buffer-limit": "nonsense"}, "reply buffers", OK),

@@ -12,15 +12,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
+from helpers.certificates import tls_server
 from helpers.harness import aggregating
 from helpers.servers import private_directory, running_server
 from helpers.waiting import eventually
+from kvps_cli import app
+from typer.testing import CliRunner
 
 import kvps
 from kvps.arrays.digest import view
 from kvps.connection.client import Client
 from kvps.connection.resp import Replies
-from kvps.connection.sockets import ArrayPool, ChunkGone, redacted
+from kvps.connection.sockets import ArrayPool, ChunkGone, connection_settings, redacted
 from kvps.errors import ServerError
 from kvps.store import Store
 
@@ -238,12 +241,80 @@ def test_urls_are_shown_without_their_password() -> None:
     assert redacted("redis://m@e:hu:/?#sh@host:1") == "redis://m@e:***@host:1"
 
 
-@pytest.mark.parametrize("url", ["redis://:hush/x@host", "redis://:hush", "redis://host:hush", "http://:hush@host"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://:hush/x@host", "redis://:hush", "redis://host:hush", "http://:hush@host"),
+        # With a password of digits first, urllib sees a port of this machine, and then a path, options or a fragment.
+        *(
+            "redis://:57#hush@/x@127.0.0.1:17381",
+            "redis://:57/hush@h:1",
+            "redis://:57?hush@h:1",
+            "redis://:57?hush=1@h",
+        ),
+        *("rediss://u:57#hush@h", "redis+sentinel://:57#hush@h/m", "redis+sentinel://:57/hush@h/m"),
+        *("unix://:hush/x@/s", "unix:///s#hush", "redis://:57\thush@h", "redis://h/hush"),
+    ],
+)
 def test_a_url_that_is_none_is_not_quoted(url: str) -> None:
     """Where its password ends nobody knows, and urllib's errors quote it as a port."""
-    with pytest.raises(kvps.InvalidSetting, match="redis://HOST:PORT") as caught:
+    with pytest.raises(kvps.InvalidSetting, match=r"redis://HOST:PORT.* percent-encode") as caught:
         kvps.connect(url)
     assert "hush" not in str(caught.value)
+    assert "57" not in str(caught.value)
+
+
+def test_urls_of_many_forms() -> None:
+    for url, host, password in [
+        ("redis://me:hu@sh@host:1/3?socket_timeout=1", "host", "hu@sh"),
+        ("rediss://:a%2Fb%23c@[::1]:1/", "::1", "a/b#c"),
+        ("redis://", "localhost", None),
+        ("unix://:hush@/run/my dir/user@1/s?db=2", None, "hush"),
+    ]:
+        settings = connection_settings(url)
+        assert settings.get("host", None if "path" in settings else "localhost") == host
+        assert settings.get("password") == password
+
+
+def test_a_first_connection_that_is_cut_is_tried_again(server_url: str, tmp_path: Path) -> None:
+    """As every later one is: a server that is up answers."""
+    with private_directory() as folder, cutter(server_url, folder) as (relay, url):
+        for at in (0, 3, 40):
+            relay.passed, relay.cut_after = 0, at
+            with kvps.connect(url) as store:
+                assert store.client.call("PING")
+        assert relay.cuts == 3
+
+
+def test_a_port_for_tls_is_said(tmp_path: Path) -> None:
+    with tls_server(tmp_path) as url:
+        for scheme, secure in (("redis", "rediss"), ("redis+sentinel", r"rediss\+sentinel")):
+            plain = url.replace("rediss", scheme) + ("/name" if "sentinel" in scheme else "")
+            with pytest.raises(kvps.NoServer, match=f"speaks TLS: write {secure}://"):
+                kvps.connect(plain)
+
+
+def test_a_limit_that_cuts_replies_is_named() -> None:
+    """The server closes the connection when it has so much to send."""
+    with running_server("--client-output-buffer-limit", "normal 1mb 0 0") as url, kvps.connect(url) as store:
+        store.client.call("RPUSH", "long", *["x" * (1 << 19)] * 6)
+        says = r"cuts off clients with more than 1\.0 MB still to read.*client-output-buffer-limit 'normal 0 0 0'"
+        with pytest.raises(kvps.ServerUnfit, match=says):
+            store.client.call("LRANGE", "long", 0, -1)
+        looked = CliRunner().invoke(app, ["doctor", "--redis", url])
+        assert (looked.exit_code, "client-output-buffer-limit" in looked.stdout) == (1, True)
+
+
+def test_a_client_that_was_closed_connects_no_more(server_url: str) -> None:
+    """A heartbeat's thread would otherwise keep a worker alive whose process has closed its store."""
+    with kvps.connect(server_url) as store, kvps.connect(server_url) as watching:
+        store.client.call("PING")
+        before = len(watching.client.call("CLIENT LIST"))
+        store.close()
+        for _ in range(2):
+            with pytest.raises(kvps.ServerLost, match="was closed here"):
+                store.client.call("PING")
+        assert eventually(lambda: len(watching.client.call("CLIENT LIST")) < before)
 
 
 def test_a_wait_ends_before_its_connection_gives_up(server_url: str) -> None:

@@ -17,13 +17,14 @@ from typing import Annotated
 
 import typer
 
+from kvps.connection.patience import patience_s
 from kvps.errors import InvalidSetting, KvpsError
 
 READY_S = 5.0
 """/ready answers 503 if Redis has not answered for so long."""
-LIVE_S = 30.0
-"""/live answers 503 if the loop has made no turn for so long. A loop that waits for Redis gives up after 10 s, and the
-command ends: a longer silence is a hang, which nothing but a restart ends."""
+HANGS_S = 20.0
+"""/live answers 503 if the loop has made no turn for so long after its patience (KVPS_PATIENCE) ran out. A loop that
+waits for Redis gives up then, and the command ends: a longer silence is a hang, which nothing but a restart ends."""
 LOOPBACK = "127.0.0.1"
 _REQUEST_S = 2.0  # a probe that sends or reads nothing for so long is cut off
 
@@ -66,6 +67,7 @@ class Probes(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._last_turn: Callable[[], float] = time.monotonic
         self._answering = False
+        self._live_s = patience_s() + HANGS_S
         super().__init__((host, port), _Probe)
 
     def server_bind(self) -> None:
@@ -88,7 +90,7 @@ class Probes(ThreadingHTTPServer):
         """Return the HTTP status of a path, and one line of text."""
         silent_s = time.monotonic() - self._last_turn()
         if path == "/live":
-            return (200, "live") if silent_s < LIVE_S else (503, f"no turn of the loop for {silent_s:.0f} s")
+            return (200, "live") if silent_s < self._live_s else (503, f"no turn of the loop for {silent_s:.0f} s")
         if path == "/ready":
             return (200, "ready") if silent_s < READY_S else (503, f"no answer from Redis for {silent_s:.0f} s")
         return 404, "there are /live and /ready"
