@@ -31,7 +31,7 @@ KvpsError
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -79,6 +79,12 @@ def shown(value: object) -> str:
     """Return a value for a message: one line, of which no more than 80 characters are shown."""
     text = re.sub(r"\s*\n\s*", " ", repr(value))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def some_of(names: Sequence[object]) -> str:
+    """Join names for a message; of more than 8, only the first 7."""
+    shown = ", ".join(map(str, names if len(names) <= 8 else names[:7]))
+    return shown if len(names) <= 8 else f"{shown} and {len(names) - 7} others"
 
 
 class KvpsError(Exception):

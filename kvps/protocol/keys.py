@@ -13,15 +13,17 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:config                      hash    create.lua          one readable field for each setting
     kvps:{job}:layout                      string  create.lua          JSON: parameters, buffers, dtype, shapes, shards
     kvps:{job}:version                     hash    create, ready,      version, head, id, history, run_id (the server's
-                                                   recover, trim.lua   when that history began), plan_id;
-                                                                       contributions (the sum of the clock), furthest
+                                                   recover, trim,      when that history began), plan_id;
+                                                   plan.lua            contributions (the sum of the clock), furthest
                                                                        (the highest committed round), free_rank and
                                                                        free_id (all lower ones are taken);
                                                                        shard:<i> and before:<i>: staged name now
                                                                        and one version ago; from_version, from_head,
                                                                        from_contributions: the checkpoint's, if the
                                                                        job was restored; moved: the version up to which
-                                                                       the log is in a file; began: the first join, ms
+                                                                       the log is in a file; began: the first join, ms;
+                                                                       graced: the inbox id whose arrival lay in the
+                                                                       future, and the time it counts from, ms
     kvps:{job}:clock                       hash    join, ready,        worker -> contributions committed
                                                    create.lua
     kvps:{job}:skip                        hash    join, ready,        worker -> rounds it skips: it was away, or its
@@ -60,7 +62,8 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:leases                      stream  acquire, renew.lua  capped: which holder took or gave up which shard
                                                                        under which term; wakes standbys
     kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait: rank, round,
-                                                                       and the text that goes into plan and log
+                                                                       arrived (ms), and the text that goes into plan
+                                                                       and log
     kvps:{job}:units                       hash    next_unit, push,    next: the first unit never handed out; done: how
                                                    ready, leave,       many are committed; each unit handed out and not
                                                    evict, create.lua   committed -> its worker and state, or "free"
@@ -69,9 +72,12 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:plan                        hash    plan, reject,       the one open plan: id, version, head, history,
                                                    recover.lua         through (the last inbox id it takes), and text,
                                                                        the JSON that is logged
-    kvps:{job}:norms                       stream  norm.lua            capped: sums of squares of each shard's part of
-                                                                       the open plan's gradient and contributions, if
-                                                                       several aggregators measure them
+    kvps:{job}:square_sums                 hash    norm.lua            mark: the plan's history and id; shard -> sums of
+                                                                       squares of its part of the plan's gradient and
+                                                                       contributions, if several aggregators measure
+                                                                       them
+    kvps:{job}:norms                       stream  norm.lua            capped: the plan whose sums are all there; wakes
+                                                                       the aggregators that wait for them
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest that are staged for it
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log, with joins and leaves; wakes
                                                    join, leave, evict  aggregators and watchers
@@ -223,6 +229,7 @@ class JobKeys:
     removed = _Control()
     leases = _Control()
     norms = _Control()
+    square_sums = _Control()
     activity = _Control()
     aggregators = _Control()
 

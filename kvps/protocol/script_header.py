@@ -2,7 +2,7 @@
 
 A script begins with comments. Some of their lines are read here, each as often as it is needed:
 
-    -- KEYS version:hash trace(worker):stream term(*) dead... never
+    -- KEYS version:hash trace(worker):stream term(*):string dead... never
     -- ARGV job worker traces...
     -- USES numbers units
 
@@ -24,6 +24,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _KEY = re.compile(r"(?P<name>\w+)(?:\((?P<of>\w+|\*)\))?(?P<given>\.\.\.)?(?::(?P<type>\w+))?")
+_REFUSAL = (
+    "  local is = redis.call('TYPE', key).ok\n"
+    "  if is ~= 'none' and is ~= want then return { 'WRONGTYPE', key, is, want } end\n"
+)
 
 
 class Key(NamedTuple):
@@ -109,19 +113,17 @@ class Header(NamedTuple):
         for i, key in enumerate(self.keys[first : first + len(lists)]):
             place = f"{first} + {i} * each + i" if i else f"{first} + i"
             lua += f"keys.{key.name} = {{}}\nfor i = 1, each do keys.{key.name}[i] = KEYS[{place}] end\n"
+            if key.type:
+                lua += f"for i, key in ipairs(keys.{key.name}) do\n  local want = {key.type!r}\n{_REFUSAL}end\n"
         return lua
 
     def _checked_types(self) -> str:
-        types = [key.type for key in self.keys if key.type]
+        types = [key.type for key in self.keys if key.type and not key.many]
         assert types == [key.type for key in self.keys[: len(types)]], "keys with a type come first"
         if not types:
             return ""
-        return (
-            f"for i, want in ipairs({{ {', '.join(map(repr, types))} }}) do\n"
-            "  local is = redis.call('TYPE', KEYS[i]).ok\n"
-            "  if is ~= 'none' and is ~= want then return { 'WRONGTYPE', KEYS[i], is, want } end\n"
-            "end\n"
-        )
+        wanted = ", ".join(map(repr, types))
+        return f"for i, want in ipairs({{ {wanted} }}) do\n  local key = KEYS[i]\n{_REFUSAL}end\n"
 
     def _named_arguments(self) -> str:
         one = [name for name in self.arguments if not name.endswith("...")]

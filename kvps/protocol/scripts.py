@@ -11,11 +11,12 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
-from kvps.errors import ContributionLate, CorruptData, UsageError, WorkerAlive, WrongOrder
+from kvps.errors import ContributionLate, CorruptData, UsageError, WorkerAlive, WrongOrder, some_of
 from kvps.parsing import Fields, whole
 from kvps.protocol.answers import (
     Accepted,
@@ -134,7 +135,7 @@ class JobScripts:
                     entry.as_dict(),
                 )
             case ["COMPLETE", *workers]:
-                raise UsageError(f"job {job!r} has all its workers ({_some(sorted(workers))}): join as one of them")
+                raise UsageError(f"job {job!r} has all its workers ({some_of(sorted(workers))}): join as one of them")
         raise damaged(f"{self._keys.workers} (worker {worker!r})")
 
     def reserve(self) -> str:
@@ -223,19 +224,23 @@ class JobScripts:
         raise damaged(self._keys.ready)
 
     def norm(self, plan: Plan, sums: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, ...]]:
-        """Note the sums of squares of these shards' parts of the plan's gradient, and of each of its counting
-        contributions; return those of all shards that are known. Raises PlanGone, CorruptData.
+        """Note the sums of squares of these shards' parts of the plan's gradient, and of as many of its contributions
+        as each shard has measured. Return those of all shards; {} while some are missing. Raises PlanGone, CorruptData.
         """
         noted = [word for shard, each in sums.items() for word in (shard, ",".join(map(repr, each)))]
         reply = self._run("norm", plan_id=plan.id, history=plan.history, sums=noted)
         if reply[0] == "PLAN":
             raise PlanGone
+        if reply[0] == "SOME":
+            return {}
         known = list(map(str, reply[1:]))
-        shards, all_sums = known[::2], [text.split(",") for text in known[1::2]]
-        right = all(len(each) == len(plan.counting) + 1 and all(map(_FLOAT.fullmatch, each)) for each in all_sums)
-        if not right or not all(map(_SHARD.fullmatch, shards)):
-            raise damaged(self._keys.norms)
-        return {int(shard): tuple(map(float, each)) for shard, each in zip(shards, all_sums, strict=True)}
+        all_sums = dict(zip(known[::2], (text.split(",") for text in known[1::2]), strict=True))
+        del all_sums["mark"]
+        lengths = {len(each) for each in (*all_sums.values(), *sums.values())}
+        right = len(lengths) == 1 and all(map(_FLOAT.fullmatch, chain.from_iterable(all_sums.values())))
+        if not right or not all(map(_SHARD.fullmatch, all_sums)):
+            raise damaged(self._keys.square_sums)
+        return {int(shard): tuple(map(float, each)) for shard, each in all_sums.items()}
 
     def reject(self, shard: int, term: str, plan: Plan, contribution: Contribution, reason: str) -> None:
         """Take a damaged contribution out of the plan, and log the reason. Raises LeaseLost, PlanGone."""
@@ -390,8 +395,3 @@ class JobScripts:
     def forget(self) -> None:
         """Free the removed job's name, once its bytes are unlinked. Changes nothing if another job has the name."""
         self._run("forget")
-
-
-def _some(names: Sequence[str]) -> str:
-    """Join names for a message; of more than 8, only the first 7."""
-    return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:7])} and {len(names) - 7} others"

@@ -1,4 +1,8 @@
-"""How old a version is, by the clock of the server that has its commit logged: clocks of hosts are never compared."""
+"""How old a version is, by the clock of the server that has its commit logged: clocks of hosts are never compared.
+
+The time of a commit is a field of its entry. Its id is no time after that clock was set back, as ids never go back.
+Entries of earlier versions of kvps have no other time than their id.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,20 @@ _PAGES = (1, 8, 64, 512)  # entries to read: the newest one is nearly always the
 
 def version_age_s(access: JobAccess, version: int) -> float:
     """Return how many seconds ago a version was committed, or a new history began with it; 0 for a version that no
-    commit made, and after the server's clock was set back. One request, unless other entries follow the commit. Raises
-    CorruptData, ServerLost."""
+    commit made, and while the time of its commit lies in the future. One request, unless other entries follow the
+    commit. Raises CorruptData, ServerLost."""
     end = "+"
     for page in count():
         size = _PAGES[min(page, len(_PAGES) - 1)]
         time, entries = access.client.together([("TIME",), ("XREVRANGE", access.keys.commits, end, "-", "COUNT", size)])
         for entry, fields in entries:
+            entry_fields = Fields(fields, "an entry of the log")
             made = fields.get("kind") in ("commit", "recover")
-            if made and Fields(fields, "an entry of the log").whole("version") <= version:
+            if made and entry_fields.whole("version") <= version:
                 seconds, microseconds = time
                 now_ms = 1000 * whole(seconds, "the server's time") + whole(microseconds, "the server's time") // 1000
-                return max(0, now_ms - whole(entry.partition("-")[0], "the time of a commit")) / 1000
+                by_id_ms = whole(entry.partition("-")[0], "the time of a commit")
+                return max(0, now_ms - entry_fields.whole("at_ms", default=by_id_ms)) / 1000
         if len(entries) < size:
             break
         end = f"({entries[-1][0]}"

@@ -28,10 +28,13 @@ def test_a_dead_worker_with_a_sign_of_life_from_the_future_is_evicted(
     job = store.create_job("job", model(), workers=2, worker_timeout_ms=1000)
     dead = job.join("w1")
     fall_silent(dead)
-    job.access.client.call("ZADD", job.access.keys.heartbeat, _in_an_hour(job), "w1", _in_an_hour(job), "")
+    keys, client = job.access.keys, job.access.client
+    client.call("ZADD", keys.heartbeat, _in_an_hour(job), "w1", _in_an_hour(job), "")
+    client.call("ZADD", keys.aggregators, _in_an_hour(job), "dead")
     with aggregating(job):
         work_on(job, "w0", 3)
         assert eventually(lambda: job.round_state().version == 3)
+        assert eventually(lambda: client.call("ZSCORE", keys.aggregators, "dead") is None), "it does not stand by"
     assert job.state().members["w1"].state == "gone"
     assert check_chain(job) == 3
     lines = [record.message for record in caplog.records if "clock was set back" in record.message]

@@ -171,8 +171,7 @@ SEEN = {  # the mutant, and where it shows
     "reject-waits": ((1, 0), {"evictions": 1, "bad": 1}),
     "reject-plan reject-member": ((1, 0), {"lost": 1, "bad": 1}),
     "acquire-clears": ((2, 0), {"takeovers": 1}),
-    "acquire-clears ready-recheck ready-digest": ((2, 0), {"takeovers": 1}),
-    "ready-term ready-recheck": ((1, 0), {"takeovers": 1}),
+    "acquire-clears ready-digest": ((2, 0), {"takeovers": 1}),
     "holder-restages": ((2, 0), {"late": 1, "bad": 1}),
     "session-bound": ((1, 0), {}),
     "session-fork": ((1, 0), {"forks": 1}),
@@ -213,7 +212,6 @@ REDUNDANT = {  # the mutant, why nothing shows, and where that is looked at
     "plan-due": ("BSP has no other round in the inbox when a plan opens", (1, 0), {"evictions": 1, "bad": 1}),
     "ready-already": ("the plan is gone or another then", (2, 0), {"lost": 1}),
     "ready-digest": ("no term stages a plan twice", (2, 0), {"lost": 1}),
-    "ready-recheck": ("acquire has cleared the entry of the holder that was replaced", (2, 0), {"takeovers": 1}),
     "reject-term": (
         "if a former holder rejects a contribution of the open plan, the rejection still counts",
         (1, 0),

@@ -67,7 +67,6 @@ MUTANTS = {
     "ready-head": "ready: whatever the version before was",
     "ready-digest": "ready: one term may say two things",
     "ready-all": "ready: the first shard flips all",
-    "ready-recheck": "ready: believes the word of a holder who was replaced since",
     "ready-gone": "ready: who has drained does not become gone",
     "ready-done": "ready: the units are not marked done",
     "ready-frees": "ready: the units of what was rejected are not given back",
@@ -624,8 +623,7 @@ class Scripts:
         if before and before != mine and self.has("ready-digest"):
             return ("DIGEST",), s
         s = s._replace(ready=put(s.ready, shard, mine))
-        believed = [said and (said[0] == s.terms[i] or not self.has("ready-recheck")) for i, said in enumerate(s.ready)]
-        if not all(believed) and self.has("ready-all"):
+        if not all(s.ready) and self.has("ready-all"):
             return ("READY",), s
         decided, clock = s.plan, list(s.clock)
         for c in (*decided.contributions, *decided.over):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.harness import aggregating, check_chain
 
+import kvps
 from kvps.job import Job
 from kvps.session.session import Session
 from kvps.store import Store
@@ -90,6 +91,40 @@ def test_a_plan_of_many_that_wait_is_bounded_where_nobody_waits_for_a_round(stor
     assert rest
     assert len(rest.contributions) == 88
     assert {c.text for c in rest.contributions}.isdisjoint(c.text for c in plan.contributions)
+
+
+def _version_of(store: Store, shards: int) -> tuple[float, float]:
+    """Return the commands, and the bytes sent, a shard: for a version whose norm is asked for by the holder of each."""
+    params, settings = {"x": np.zeros(shards, np.float32)}, {"shards": shards, "worker_timeout_ms": 3_600_000}
+    job = store.create_job(f"job{shards}", params, optimizer=kvps.SGD(clip_norm=1.0), **settings)
+    scripts = job.access.scripts
+    me = scripts.join("w0", "n", "", ME)
+    scripts.push("w0", me.incarnation, 1, 0, 1, ",".join(["0"] * shards), job.round_state().history)
+    terms = [scripts.acquire(shard, "holder", 3_600_000, f"n{shard}").term for shard in range(shards)]
+    plan = scripts.plan().plan
+    assert plan
+    commands, sent = _commands(store), _bytes_sent(store)
+    sums = [scripts.norm(plan, {shard: (1.0,)}) for shard in range(shards)]
+    flipped = [scripts.ready(shard, term, plan, "d").flipped for shard, term in enumerate(terms)]
+    commands, sent = _commands(store) - commands, _bytes_sent(store) - sent
+    assert sums[:-1] == [{}] * (shards - 1)
+    assert sums[-1] == dict.fromkeys(range(shards), (1.0,))
+    assert flipped == [*[False] * (shards - 1), True]
+    assert job.state().names == tuple(f"1.{term}" for term in terms)
+    return commands / shards, sent / shards
+
+
+def _commands(store: Store) -> int:
+    """Return how many commands the server has run, those in scripts too."""
+    stats = store.client.on_masters(lambda server: server.call("INFO", "commandstats"))
+    return sum(int(stat["calls"]) for server in stats for stat in server.values())
+
+
+def test_what_a_version_costs_a_shard_does_not_grow_with_the_shards(store: Store) -> None:
+    """Where each shard's call looked at all of them, 1,000 shards took two million commands a version."""
+    (few_commands, few_bytes), (many_commands, many_bytes) = (_version_of(store, shards) for shards in (10, 100))
+    assert many_commands <= few_commands, (many_commands, few_commands)
+    assert many_bytes < 1.5 * few_bytes, (many_bytes, few_bytes)
 
 
 def test_workers_that_name_no_id_get_one_each_and_the_first_that_is_free(store: Store) -> None:

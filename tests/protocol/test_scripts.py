@@ -51,15 +51,15 @@ def test_an_included_file_names_what_it_uses_and_is_used() -> None:
     ("old", "new", "misfit"),
     [
         ("keys.pin)", "keys.pins)", "key pins is not in the header"),
-        ("turns:stream term(*)", "turns:stream wish(shard) term(*)", "key wish is only in the header"),
+        ("turns:stream term", "turns:stream wish(shard):string term", "key wish is only in the header"),
         (" plan_id version", " plan_id version more", "argument more is never read"),
         (" plan_id version", " plan_id digits version", "argument digits hides an included function"),
         ("history digest\n", "history digests\n", "digest is declared nowhere"),
         ("'NOPLAN'", "'GONE'", "answer GONE is not in the header"),
         ("{NOPLAN}", "{GONE}", "answer NOPLAN is not in the header"),
-        ("numbers plans", "numbers plans time", "include time is only in the header"),
+        ("numbers plans", "numbers terms plans", "include terms is only in the header"),
         ("numbers plans", "plans", "include numbers is not in the header"),
-        ("keys.term[shard + 1]", "keys.term[1]", "m[1] reads by place"),
+        ("staged[i] then", "staged[1] then", "d[1] reads by place"),
         ("keys.plan, keys.ready", "KEYS[6], keys.ready", "KEYS reads by place"),
         ("--   digest:", "--   digests:", "digests is explained, and is no name"),
     ],
@@ -254,6 +254,22 @@ def test_a_key_of_another_type_is_named_before_anything_is_written(job: Job) -> 
     with pytest.raises(CorruptData, match="clock"):
         job.access.scripts.ready(1, terms[1], plan, "d1")
     assert job.access.client.call("HGETALL", job.access.keys.version) == before
+
+
+@pytest.mark.parametrize("kind", ["lease", "term"])
+def test_also_one_of_a_list_of_keys_is_named_before_anything_is_written(job: Job, kind: str) -> None:
+    plan, (term, _) = _planned(job)
+    scripts, client, key = job.access.scripts, job.access.client, getattr(job.access.keys, kind)(1)
+    scripts.ready(0, term, plan, "d0")
+    client.call("DEL", key)
+    client.call("HSET", key, "mine", "1")
+    for call in (
+        lambda: scripts.recover("another run of the server", "abcd1234", 0),
+        lambda: scripts.rollback(term, "abcd1234", "", record="{}"),
+    ):
+        with pytest.raises(CorruptData, match=f"key {re.escape(key)} is a hash, not a string"):
+            call()
+        assert client.call("HLEN", job.access.keys.ready) == 1
 
 
 def test_the_silent_are_evicted_and_what_they_pushed_still_commits(store: Store) -> None:

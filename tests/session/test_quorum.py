@@ -18,6 +18,7 @@ from kvps_aggregator import Aggregator, Outcome
 
 import kvps
 from kvps.config import JobConfig
+from kvps.job import Job
 from kvps.session.session import Session
 from kvps.store import Store
 
@@ -172,6 +173,39 @@ def test_a_quorum_gives_the_others_their_grace_and_no_more(store: Store) -> None
         assert 3_500_000 < planned.grace_ms <= 3_600_000
         _round(second)
         assert len((job.access.scripts.plan().plan or pytest.fail("nobody is missing")).contributions) == 2
+
+
+def _in_an_hour(job: Job) -> int:
+    seconds, _ = job.access.client.call("TIME")
+    return int(seconds) * 1000 + 3_600_000
+
+
+def test_grace_is_given_though_the_clock_was_set_back(store: Store) -> None:
+    """Ids of a stream never go back, so for as long as that was they are no times."""
+    job = store.create_job("job", model(), workers=2, quorum=1, grace_ms=3_600_000)
+    inbox = job.access.keys.inbox
+    job.access.client.call("XDEL", inbox, job.access.client.call("XADD", inbox, f"{_in_an_hour(job)}-0", "a", "b"))
+    with job.join("w0") as first, job.join("w1"):
+        _round(first)
+        planned = job.access.scripts.plan()
+        assert planned.plan is None
+        assert 3_500_000 < planned.grace_ms <= 3_600_000
+
+
+@pytest.mark.parametrize("time_field", [True, False], ids=["now", "as an earlier version of kvps wrote it"])
+def test_who_arrived_in_the_future_arrives_now(store: Store, time_field: bool) -> None:
+    """The clock was set back between the arrival and the plan: the grace begins, and ends, by the clock as it is."""
+    job = store.create_job("job", model(), workers=2, quorum=1, grace_ms=300)
+    keys, client, later = job.access.keys, job.access.client, _in_an_hour(job)
+    with job.join("w0") as first, job.join("w1"):
+        _round(first)
+        [(id, fields)] = client.call("XRANGE", keys.inbox, "-", "+")
+        fields.pop("arrived", None)
+        client.call("XDEL", keys.inbox, id)
+        fields |= {"arrived": later} if time_field else {}
+        client.call("XADD", keys.inbox, f"{later}-0", *(part for pair in fields.items() for part in pair))
+        assert 0 < job.access.scripts.plan().grace_ms <= 300
+        assert eventually(lambda: job.access.scripts.plan().plan is not None)
 
 
 def test_after_its_grace_a_version_is_made_though_nobody_else_pushes(store: Store) -> None:

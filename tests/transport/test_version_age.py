@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import aggregating, await_version
+from helpers.waiting import eventually
 
 import kvps
 from kvps.job import Job
@@ -74,12 +75,19 @@ def test_a_version_that_no_commit_made_is_new(store: Store) -> None:
     assert version_age_s(restored.access, 2) == 0
 
 
-def test_after_a_clock_that_was_set_back_it_is_new(store: Store, raw: Any) -> None:
-    """Ids in the log never go back, so the newest commit lies in the future then."""
-    job = made(store, 1)
-    (entry,) = [fields for _, fields in job.entries() if fields["kind"] == "commit"]
-    raw.xadd(job.access.keys.commits, entry | {"version": "2"}, id=f"{now_ms(job) + 3_600_000}-0")
-    assert version_age_s(job.access, 2) == 0
+def test_after_a_clock_that_was_set_back_it_goes_by_the_time_of_the_commit(store: Store, raw: Any) -> None:
+    """Ids in the log never go back, so the id of the newest commit lies in the future for as long as that was."""
+    job = store.create_job("job", X, workers=1)
+    raw.xadd(job.access.keys.commits, {"kind": "leave"}, id=f"{now_ms(job) + 3_600_000}-0")
+    before = now_ms(job)
+    with aggregating(job), job.join("w0") as session:
+        session.push(session.pull())
+        await_version(job, 1)
+    assert eventually(lambda: version_age_s(job.access, 1) > 0)
+    assert version_age_s(job.access, 1) <= (now_ms(job) - before) / 1000
+    for version, at in ((2, {"at_ms": now_ms(job) + 3_600_000}), (3, {})):  # the second as earlier versions logged it
+        raw.xadd(job.access.keys.commits, {"kind": "commit", "version": version} | at)
+        assert version_age_s(job.access, version) == 0, "a time in the future is now"
 
 
 def test_a_damaged_log_is_one_line(store: Store, raw: Any) -> None:

@@ -53,6 +53,9 @@ end
 redis.call('ZADD', keys.heartbeat, now, '')
 if aggregator ~= '' then
   redis.call('ZREMRANGEBYSCORE', keys.aggregators, '-inf', silent_since)
+  for _, other in ipairs(redis.call('ZRANGEBYSCORE', keys.aggregators, '(' .. digits(now), '+inf')) do
+    redis.call('ZADD', keys.aggregators, now, other)
+  end
   redis.call('ZADD', keys.aggregators, now, aggregator)
 end
 if #reply > 2 then wake(lowest_round() or lowest) end

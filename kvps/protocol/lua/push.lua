@@ -67,11 +67,13 @@ local round = digits(entry.round)
 -- This text goes into the plan and the log as it is: no script takes it apart and puts it together again.
 local text = table.concat({ worker, incarnation, digits(seq), round, digits(base), weight, entry.unit or '-',
   digests, part ~= '' and part or nil }, ' ')
-redis.call('XADD', keys.inbox, '*', 'rank', digits(entry.rank), 'round', round, 'contribution', text)
+-- The time is a field: an id is no time where the server's clock was set back, as ids never go back.
+local now = now_ms()
+redis.call('XADD', keys.inbox, '*', 'rank', digits(entry.rank), 'round', round, 'arrived', digits(now), 'contribution', text)
 if entry.unit then redis.call('HSET', keys.units, entry.unit, worker .. ' pushed') end
 entry.unit, entry.residual = nil, nil
 write_worker(worker, entry)
-redis.call('ZADD', keys.heartbeat, now_ms(), worker)
+redis.call('ZADD', keys.heartbeat, now, worker)
 redis.call('ZADD', keys.pushed, round, worker)
 append_traces(keys.trace, traces, whole(workers))
 return { 'ACK', entry.acked, entry.round, weight_sum(entry) }

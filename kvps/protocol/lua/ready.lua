@@ -1,10 +1,12 @@
 -- ready: note that a shard's holder has staged its part of a plan; the last shard's call flips all to the new version.
+-- What is noted of a shard was said under its present term: a script that gives it another term deletes the note. So a
+-- call looks at its own shard alone, and only the last one at all of them.
 -- KEYS version:hash config:hash clock:hash skip:hash inbox:stream plan:hash ready:hash commits:stream pin:string
--- KEYS units:hash free_units:zset rounds:zset draining:zset turns:stream term(*) never
--- ARGV job shard term plan_id version head history digest
+-- KEYS units:hash free_units:zset rounds:zset draining:zset turns:stream term(shard):string never
+-- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
--- USES job numbers plans turns units
+-- USES job numbers plans time turns units
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
 --     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
 --     | {DIGEST, digest}: this term staged something else | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
@@ -14,7 +16,7 @@ if refused then return refused end
 local next_version = whole(version)
 if present_history ~= history then return { 'HISTORY', present_history } end
 if whole(committed) >= next_version then return { 'ALREADY', committed } end
-local present_term = redis.call('GET', keys.term[shard + 1]) or ''
+local present_term = redis.call('GET', keys.term) or ''
 if present_term ~= term then return { 'TERM', present_term } end
 local open_id, open_version, open_head, through = unpack(redis.call('HMGET', keys.plan, 'id', 'version', 'head', 'through'))
 if not open_id then return { 'NOPLAN' } end
@@ -23,20 +25,23 @@ if next_version ~= whole(committed) + 1 or present_head ~= head or open_head ~= 
 local mine = term .. ' ' .. digest
 local before = redis.call('HGET', keys.ready, shard)
 if before and before ~= mine then return { 'DIGEST', before } end
-local staged = {}
-for i, key in ipairs(keys.term) do
-  staged[i] = i == shard + 1 and mine or redis.call('HGET', keys.ready, digits(i - 1)) or ''
-  -- Another shard may have a new holder since its old one called ready; then the new one must call ready itself.
-  if staged[i]:match('^(%S+)') ~= redis.call('GET', key) then staged[i] = '' end
-end
 
 redis.call('HDEL', keys.ready, shard) -- first, since it is allowed when memory is full; only a commit frees memory
 redis.call('HSET', keys.ready, shard, mine)
-for _, part in ipairs(staged) do
-  if part == '' then return { 'READY', redis.call('HLEN', keys.ready) } end
+local noted = redis.call('HLEN', keys.ready)
+if noted < whole(shards) then return { 'READY', noted } end
+local numbers, fields = {}, {} -- a job has 1,000 shards at the most, and Lua passes 8,000 values to a call
+for i = 1, whole(shards) do
+  numbers[i] = digits(i - 1)
+  fields[i] = 'shard:' .. numbers[i]
 end
+local staged, names = redis.call('HMGET', keys.ready, unpack(numbers)), redis.call('HMGET', keys.version, unpack(fields))
+for i = 1, #numbers do
+  if not staged[i] then return { 'READY', noted } end
+end
+
 -- Plan and shards are logged letter by letter as they are hashed, so that anyone can hash them again.
-local text, shards = redis.call('HGET', keys.plan, 'text'), table.concat(staged, ',')
+local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, ',')
 local plan, lowest, furthest = cjson.decode(text), lowest_round(), tonumber(furthest_text)
 local draining, freed = redis.call('ZCARD', keys.draining) > 0, false
 -- Ends the round of a contribution, and counts it in the clock, or in skip if it was rejected. Returns its unit or nil.
@@ -69,16 +74,17 @@ end
 local ms, number = through:match('^(%d+)-(%d+)$')
 redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- a plan takes the oldest entries
 redis.call('DEL', keys.plan, keys.ready)
+local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
+local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest) }
 for i, part in ipairs(staged) do
-  local name = 'shard:' .. digits(i - 1)
-  redis.call('HSET', keys.version, 'before:' .. digits(i - 1), redis.call('HGET', keys.version, name),
-    name, version .. '.' .. part:match('^(%S+)'))
+  local place = #changes
+  changes[place + 1], changes[place + 2] = 'before:' .. numbers[i], names[i] or ''
+  changes[place + 3], changes[place + 4] = fields[i], version .. '.' .. part:match('^(%S+)')
 end
-local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. shards)
-redis.call('HSET', keys.version, 'version', version, 'head', new_head, 'furthest', digits(furthest))
+redis.call('HSET', keys.version, unpack(changes))
 redis.call('HINCRBY', keys.version, 'contributions', #plan.contributions)
 local commit_id = redis.call('XADD', keys.commits, '*', 'kind', 'commit', 'version', version, 'head', new_head,
-  'plan', text, 'shards', shards)
+  'plan', text, 'shards', parts, 'at_ms', digits(now_ms()))
 -- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
 local staleness, max_pending, quorum = unpack(redis.call('HMGET', keys.config, 'staleness', 'max_pending', 'quorum'))
 local after = lowest_round()

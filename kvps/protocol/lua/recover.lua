@@ -3,7 +3,7 @@
 -- end: holders load the committed version, workers join again and repeat what was lost. The others wait for each worker
 -- until it has joined again or has been silent for too long.
 -- KEYS version:hash workers:hash heartbeat:zset plan:hash ready:hash commits:stream units:hash free_units:zset pin:string
--- KEYS turns:stream rounds:zset lease(*) term(*) never
+-- KEYS turns:stream rounds:zset lease(*):string term(*):string never
 -- ARGV job run_id history remembered
 --   run_id: the server's now
 --   history: the new one
@@ -40,6 +40,6 @@ end
 redis.call('HSET', keys.version, 'history', history, 'run_id', run_id)
 local lost = math.max(0, (whole(remembered) or 0) - whole(version))
 redis.call('XADD', keys.commits, '*', 'kind', 'recover', 'version', version, 'head', head, 'history', history,
-  'before', before, 'lost', digits(lost))
+  'before', before, 'lost', digits(lost), 'at_ms', digits(now_ms()))
 wake(lowest_round())
 return { 'OK', whole(version), history }

@@ -3,7 +3,7 @@
 -- are done again, and the answer counts the versions lost.
 -- KEYS version:hash workers:hash heartbeat:zset plan:hash ready:hash commits:stream units:hash pin:string clock:hash
 -- KEYS skip:hash inbox:stream mirror:string turns:stream free_units:zset rounds:zset pushed:zset draining:zset
--- KEYS finished:set ranks:hash config:hash lease(*) term(*) never
+-- KEYS finished:set ranks:hash config:hash lease(*):string term(*):string never
 -- ARGV job shard term history memory record
 --   term: of the shard, which the caller holds
 --   history: the new one
@@ -53,6 +53,6 @@ redis.call('HSET', keys.config, 'memory', memory)
 redis.call('HSET', keys.version, 'version', earlier.version, 'head', earlier.head, 'history', history)
 local lost = whole(version) - whole(earlier.version)
 redis.call('XADD', keys.commits, '*', 'kind', 'recover', 'version', earlier.version, 'head', earlier.head,
-  'history', history, 'before', before, 'lost', digits(lost))
+  'history', history, 'before', before, 'lost', digits(lost), 'at_ms', digits(now_ms()))
 wake(lowest_round())
 return { 'OK', whole(earlier.version), lost }

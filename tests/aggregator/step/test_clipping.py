@@ -95,10 +95,10 @@ def test_nonsense_among_the_norms_is_one_line(store: Store) -> None:
         plan = job.access.scripts.plan().plan
         assert plan
         mark = f"{plan.history}:{plan.id}"
-        job.access.client.call("XADD", job.access.keys.norms, "*", "plan", mark, "shard", "1", "sums", "nonsense")
+        job.access.client.call("HSET", job.access.keys.square_sums, "mark", mark, "1", "nonsense")
         aggregator = Aggregator(job, threading.Event(), [0])
         aggregator.hold()
-        with pytest.raises(kvps.CorruptData, match=r"kvps:\{job\}:norms"):
+        with pytest.raises(kvps.CorruptData, match=r"kvps:\{job\}:square_sums"):
             aggregator.work()
         aggregator.release()
 
