@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvps.device.base import CPU, Device
-from kvps.errors import CorruptData, KvpsError, LeaseLost
+from kvps.errors import CorruptData, KvpsError, LeaseLost, some_of
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
 from kvps.protocol.answers import ServerRestarted
@@ -74,7 +74,7 @@ class HeldShards:
         self.choice = ShardChoice(job, self.leases.holder, eligible, options.near)
         self.traces = ShardTraces(job)
         self.saver = Saver(job, options.checkpoints, self.flush) if options.checkpoints else None
-        self._last_message = ""
+        self._said: dict[str, str] = {}  # what a message was about -> the last one
         self._job = job
         self._stop = stop
         self._options = options
@@ -86,16 +86,17 @@ class HeldShards:
         """Whether it holds all the shards that it may hold."""
         return len(self.shards) == len(self.choice.eligible)
 
-    def say(self, message: str) -> None:
-        """Log the message, unless it was the last one."""
-        if message != self._last_message:
+    def say(self, about: str, message: str) -> None:
+        """Log the message, unless it was the last one about that. So messages about two things that last do not take
+        turns for ever."""
+        if message != self._said.get(about):
             log.info("job %s: %s", self._job.name, message)
-            self._last_message = message
+            self._said[about] = message
 
     def await_history(self) -> None:
         """If the server was restarted, wait until a new history has begun."""
         while not self.leases.watch() and not self._stop.wait(LOOK_S):
-            self.say("waits until its server, which was restarted, has written its append-only file anew")
+            self.say("restart", "waits until its server, which was restarted, has written its append-only file anew")
 
     # -- taking and giving up ----------------------------------------------------------------------------------
 
@@ -116,34 +117,40 @@ class HeldShards:
             self.leases.give_up(number)
         if wanted:
             self.await_history()  # first: versions lost with memory are counted from what the server still has
+        held_by: dict[str, list[int]] = {}
         for number in wanted:
             try:
-                self._take(number)
+                if holder := self._take(number):
+                    held_by.setdefault(holder, []).append(number)
                 self._sweeper.hasten()
             except LeaseLost:
                 self.leases.drop(number)
                 self.choice.hasten()
+        if held_by:
+            who = ", ".join(f"{holder} holds shard {some_of(numbers)}" for holder, numbers in held_by.items())
+            self.say("holders", f"stands by: {who}")
 
     def take_again(self, shard: Shard) -> None:
         """Take a held shard under a new term, and read its committed version again."""
         self.shards.pop(shard.number).storage.close()
         self._take(shard.number)
 
-    def _take(self, number: int) -> None:
-        """Take a shard and load its committed version, unless another aggregator holds it. Raises LeaseLost."""
+    def _take(self, number: int) -> str:
+        """Take a shard and load its committed version. Return the aggregator that holds it instead, if there is one.
+        Raises LeaseLost."""
         transport = self._job.find_transport()
         memory_lost = self._job.config.memory == self._lost_memory
         if not transport.seen and not memory_lost:
             self.say(
+                "memory",
                 f"stands by: its arrays are in a shared memory of {self._job.config.host} that this process does not "
                 f"see. Run an aggregator where it was created. Only if that memory is lost, because the host was "
-                f"restarted or is gone: kvps aggregator start --job {self._job.name} --memory-lost"
+                f"restarted or is gone: kvps aggregator start --job {self._job.name} --memory-lost",
             )
-            return
+            return ""
         term, other = self.leases.take(number)
         if other:
-            self.say(f"stands by: shard {number} is held by {other}")
-            return
+            return other
         # Nothing is committed between the two reads: a commit would need a ready call under this term.
         keys = self._job.access.keys
         before, text = self._job.access.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
@@ -163,6 +170,7 @@ class HeldShards:
             # This process slept after it took the shard, and a later holder has freed the bytes it wanted to read.
             raise LeaseLost(f"job {self._job.name}: shard {number} was taken by another meanwhile") from None
         self.shards[number] = shard
+        return ""
 
     def _open(self, number: int, term: str, memory_lost: bool) -> Shard:
         """Return a shard held under `term`, which must be loaded next."""
@@ -245,7 +253,7 @@ class HeldShards:
         try:
             return Pin.of(text, self._job.layout.shards) if text else None
         except CorruptData as error:
-            self.say(f"{error}: no version is kept for readers until that pin expires")
+            self.say("pin", f"{error}: no version is kept for readers until that pin expires")
             return None
 
     # -- bytes -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from kvps.errors import CorruptData, LeaseLost, ServerFull
+from kvps.errors import CorruptData, LeaseLost, NotFinite, ServerFull
 from kvps.job import Job
 from kvps.protocol.answers import PlanGone, Planned
 from kvps.protocol.plan import Plan
@@ -56,7 +56,7 @@ class VersionMaker:
         self.planned = planned = self._job.access.scripts.plan(known)
         self._held.settle(planned.version, planned.pin)
         if planned.waits_for_workers and self._held.shards:
-            self._held.say(f"waits until {self._job.config.workers} workers have joined")
+            self._held.say("workers", f"waits until {self._job.config.workers} workers have joined")
         plan = planned.plan
         unstaged = [shard for shard in self._held.shards.values() if plan and shard.staged != plan]
         if plan is None or not unstaged:
@@ -93,11 +93,13 @@ class VersionMaker:
                 self._count_refusal(plan)
                 return Outcome.WORKED
             except ServerFull as full:  # the plan stays open, and is staged again until there is room
-                self._held.say(f"{full}; goes on when there is room")
+                self._held.say("memory of the server", f"{full}; goes on when there is room")
                 return Outcome.WORKED
             except BadContribution as bad:
                 self._reject(shard, plan, bad)
                 return Outcome.WORKED
+            except NotFinite as error:
+                raise NotFinite(f"version {plan.version} of job {self._job.name!r} is not committed: {error}") from None
         return outcome
 
     def _advance_each(self, shards: list[Shard], plan: Plan, scale: np.float32 | None = None) -> Outcome:

@@ -54,6 +54,21 @@ def test_a_standby_takes_what_is_given_up_at_once(store: Store) -> None:
     standby.join()
 
 
+def test_a_standby_says_once_who_holds_the_shards(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """Also while it says of its own shards what they wait for."""
+    caplog.set_level("INFO", "kvps.commit")
+    job = store.create_job("job", {"x": np.zeros(12, np.float32)}, workers=2, shards=12, **SLOW_LEASE)
+    first, second = Aggregator(job, threading.Event(), list(range(10))), Aggregator(job, threading.Event())
+    first.hold()
+    for _ in range(3):
+        second.hold(at_once=True)
+        second.work()
+    holds = f"job job: stands by: {job.holders()[0]} holds shard 0, 1, 2, 3, 4, 5, 6 and 3 others"
+    assert [record.message for record in caplog.records] == [holds, "job job: waits until 2 workers have joined"]
+    first.release()
+    second.release()
+
+
 def test_a_job_pauses_below_its_least_number_of_workers(store: Store) -> None:
     job = store.create_job("job", model(), workers=2, min_workers=2, **SLOW_LEASE)
     aggregator = Aggregator(job, threading.Event())
