@@ -158,7 +158,8 @@ class UncheckedConfig:
     memory: str = setting("", "With shm: which host's memory holds the arrays. kvps sets it when it creates the job.")
     nonfinite: Literal["reject", "skip"] = setting(
         "reject",
-        "What happens to a gradient with NaN or Inf: reject refuses it, skip counts it as zeros.",
+        "What happens to a gradient with NaN or Inf: reject refuses it, skip counts it as zeros. And to one of which a "
+        "step makes NaN or Inf: reject stops the job, skip leaves the largest contribution out.",
         choices=("reject", "skip"),
         group="Failures",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from kvps.arrays.formats import Bytes, Format
 from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import UsageError
+from kvps.errors import NotFinite, UsageError
 from kvps.protocol.bounds import LEAST_EARLY_BYTES, MOST_EARLY_BYTES
 from kvps.protocol.plan import Contribution
 from kvps.transport.read_ahead import read_ahead
@@ -124,19 +124,20 @@ class ContributionFetch:
 
     @contextmanager
     def blaming(self, chunk: Chunk) -> Iterator[None]:
-        """Leave an error that the user's code raises inside the block to `check`: a damaged contribution may be the
-        cause."""
+        """Leave an error that the user's code raises inside the block, or a step that is not finite, to `check`: a
+        damaged contribution may be the cause."""
         try:
             yield
         except UsageError as error:
             self.suspect(chunk)
             self._error = self._error or error
 
-    def check(self, sizes: Sizes) -> None:
+    def check(self, sizes: Sizes, rejects: bool = False) -> None:
         """Raise BadContribution unless each contribution is finite, has its accepted digest, and makes no chunk NaN or
         Inf together with the others; then keep records.
 
-        Raises the error of the user's code if no contribution has damaged bytes, NaN or Inf.
+        If no contribution has damaged bytes, NaN or Inf, raise the error that `blaming` has met; but with `rejects`
+        blame the largest contribution for a step that is not finite.
         """
         for _ in self._arriving:  # gives its connection back
             pass
@@ -147,16 +148,22 @@ class ContributionFetch:
             for contribution, values in self._again(chunk):
                 if not finite(values):
                     raise BadContribution(contribution, "it holds NaN or Inf")
-        if self._error:
+        if self._error and not (rejects and isinstance(self._error, NotFinite)):
             raise self._error
         if self._suspects:
-            chunk = self._suspects[0]
-            magnitudes = sizes(chunk, (values for _, values in self._again(chunk)))
-            counting = [each.contribution for each in self._sources if chunk.in_part(each.contribution.part)]
-            reason = "it is the largest of those whose reduced gradient overflows"
-            raise BadContribution(counting[magnitudes.index(max(magnitudes))], reason)
+            self.blame(self._suspects[0], sizes, self._error)
         if self._recorder:
             self._recorder.keep()
+
+    def blame(self, chunk: Chunk, sizes: Sizes, error: Exception | None) -> NoReturn:
+        """Raise BadContribution for the contribution with the largest magnitude in a chunk, of which a step made NaN or
+        Inf, as an error says, or the sum did. Raises the error if no contribution has the chunk and counts."""
+        counting = [each.contribution for each in self._sources if chunk.in_part(each.contribution.part)]
+        if error and not counting:
+            raise error
+        magnitudes = sizes(chunk, (values for _, values in self._again(chunk)))
+        reason = f"of which {error}" if error else "whose reduced gradient overflows"
+        raise BadContribution(counting[magnitudes.index(max(magnitudes))], f"it is the largest of those {reason}")
 
     def _again(self, chunk: Chunk) -> Iterator[tuple[Contribution, Array]]:
         """Yield each contribution that has `chunk`, and its part of it. Raises BadContribution."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from kvps.arrays.digest import Buffers, digest_of, fold
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE, Array, Chunk
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData, ServerFull
+from kvps.errors import CorruptData, NotFinite, ServerFull
 from kvps.job import Job
 from kvps.protocol.answers import CommitResult
 from kvps.protocol.job_state import State, digests_in
@@ -35,8 +35,8 @@ from kvps_aggregator.verify.recording import Recorder
 
 
 class Measured(NamedTuple):
-    """A shard's part of a plan's reduced gradient, (size,) float32; and the sums of squares of that, and of the shard's
-    part of each counting contribution."""
+    """A shard's part of a plan's reduced gradient, (size,) float32; and the sums of squares of that, and, in a job that
+    rejects outliers, of the shard's part of each counting contribution."""
 
     plan: Plan
     gradient: Array
@@ -121,7 +121,7 @@ class Shard:
         Raises BadContribution, LeaseLost, and UsageError for a reduction of the user's own that fails.
         """
         arrays, total = self._arrays, 0.0
-        each = [0.0] * len(plan.counting)
+        each = [0.0] * len(plan.counting) if self._job.config.reject_norm else []
 
         def noted(parts: Iterator[Array], items: int) -> Iterator[Array]:
             for number, part in enumerate(parts):
@@ -136,7 +136,7 @@ class Shard:
                 reduced, items = arrays.stretch(gradient, chunk), self._job.layout.buffer_start_in(chunk)
                 timer = self.spans.chunk()
                 parts = timer.fetching(fetch.parts(chunk))
-                parts = noted(parts, items) if self._job.config.reject_norm else parts
+                parts = noted(parts, items) if each else parts
                 with fetch.blaming(chunk):
                     if math.isnan(arrays.reduce(plan, chunk, parts, reduced)):
                         fetch.suspect(chunk)
@@ -144,7 +144,7 @@ class Shard:
                 timer.reduced(exact)
                 timer.end()
                 total += exact
-            fetch.check(partial(arrays.sizes, plan))
+            fetch.check(partial(arrays.sizes, plan), self._skips)
         self.measured = Measured(plan, gradient, (total, *each))
         self.spans.measured()
 
@@ -157,7 +157,8 @@ class Shard:
 
         With a `scale`, it is made from the `measured` gradient. A small version is stored by `commit` instead.
         While one chunk is reduced and stepped, the next contributions are being received and the last results sent.
-        Raises BadContribution, LeaseLost, ServerFull, and UsageError for code of the user's own that fails.
+        Raises BadContribution, LeaseLost, ServerFull, NotFinite for a version that would not be, and UsageError for
+        code of the user's own that fails.
         """
         self.begun = plan
         self.spans.begin() if scale is None else self.spans.resume()
@@ -178,7 +179,7 @@ class Shard:
                             items.append(item)
                             put(*item)
                 if fetch:
-                    fetch.check(partial(self._arrays.sizes, plan))
+                    fetch.check(partial(self._arrays.sizes, plan), self._skips)
                 folded = {what: fold(each) for what, each in digests.items()}
                 items.append((self._job.access.keys.manifest(self.number, name), [self._manifest(plan, folded)]))
                 self._manifests[plan.version] = items[-1]
@@ -208,13 +209,29 @@ class Shard:
         if scale is not None and self.measured:
             gradient = self._arrays.stretch(self.measured.gradient, chunk)
             timer.reduced(0.0)  # `measure` has noted the sum
-            self._arrays.apply_scaled(plan, chunk, gradient, scale)
+            try:
+                self._arrays.apply_scaled(plan, chunk, gradient, scale)
+            except NotFinite as error:
+                self._blame(plan, chunk, error)
         elif fetch:
             with fetch.blaming(chunk):
                 if not self._arrays.step(plan, chunk, timer.fetching(fetch.parts(chunk)), timer.reduced):
                     fetch.suspect(chunk)
         timer.end()
         return {what: digest_of([made]) for what, made in self._arrays.made(chunk).items()}
+
+    @property
+    def _skips(self) -> bool:
+        """Whether contributions are rejected of which a step makes NaN or Inf."""
+        return self._job.config.nonfinite == "skip"
+
+    def _blame(self, plan: Plan, chunk: Chunk, error: NotFinite) -> NoReturn:
+        """Raise BadContribution for the contribution of which the step of a measured gradient makes NaN or Inf, if such
+        are rejected; else the error."""
+        if self._skips:
+            with self._fetch(plan) as fetch:
+                fetch.blame(chunk, partial(self._arrays.sizes, plan), error)
+        raise error
 
     def _manifest(self, plan: Plan, digests: Mapping[str, str]) -> memoryview:
         about = {"plan": plan.id, "version": plan.version, "head": plan.head}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvps.arrays.digest import digest_of, finite, fold, view
+from kvps.arrays.digest import digest_of, finite_square_sum, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
 from kvps.arrays.past_weights import past
@@ -161,12 +161,29 @@ class ShardArrays:
         )
         lr = settings.lr_at(plan.progress / self._config.workers)
         weights, out = self.weights[part_of], self.next_weights[part_of]
-        update_rules.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
-        if isinstance(settings, CustomOptimizer):
-            _check_finite(settings.name, {"weights": out, **state_out})
+        with np.errstate(over="ignore", invalid="ignore"):  # the check tells of it
+            update_rules.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
+        self._check_finite(settings, part_of.start, {"weights": out, **state_out})
         for slot in self._config.optimizer.slots:
             if slot not in state:  # only other groups need it
                 self.next_state[slot][part_of].fill(0)
+
+    def _check_finite(self, settings: Optimizer, start: int, made: Mapping[str, Array]) -> None:
+        """Raise NotFinite, with the parameter's name, if an array that a step has made of finite ones holds NaN or Inf.
+        The arrays begin with item `start` of this shard."""
+        for what, array in made.items():
+            if not math.isnan(finite_square_sum(array)):
+                continue
+            item = self.low + start + int(np.flatnonzero(~np.isfinite(array))[0])
+            parameter = next(p.name for p in self._layout.parameters if item < p.stop)
+            own = settings if isinstance(settings, CustomOptimizer) else None
+            name, advice = (own.name, "mend it") if own else (settings.kind, "lower its learning rate")
+            fault = f"optimizer {name!r} makes NaN or Inf in the {what} of {parameter!r} of finite gradients"
+            if self._config.nonfinite == "reject":
+                fault += (
+                    f": {advice}, or create the job with nonfinite='skip', which rejects contributions that do this"
+                )
+            raise NotFinite(fault)
 
     def _advance_past(self, part_of: slice) -> None:
         """Make part of the next version's past weights: the present weights are one version old then."""
@@ -244,10 +261,3 @@ def _stretches(optimizer: Optimizer, layout: Layout, shard: int) -> list[list[_S
 
 def _bytes(count: int) -> Bytes:
     return np.empty(count, np.uint8)
-
-
-def _check_finite(name: str, made: Mapping[str, Array]) -> None:
-    """Raise NotFinite if an array that an optimizer of the user's own has made, of finite ones, holds NaN or Inf."""
-    for what, array in made.items():
-        if not finite(array):
-            raise NotFinite(f"optimizer {name!r} makes NaN or Inf in its {what} of finite gradients: mend it")

@@ -125,6 +125,44 @@ def test_who_is_not_finite_is_to_blame_before_who_is_large(
     _assert_finite(job)
 
 
+NEAR_THE_END = {"a": np.zeros(4, np.float32), "b": np.full(4, -3e38, np.float32)}
+STEPS: Sequence[dict[str, Any]] = (
+    {"optimizer": kvps.SGD(lr=1.0)},
+    {"optimizer": kvps.SGD(lr=1.0, clip_norm=3e38), "shards": 2},
+    {"optimizer": kvps.SGD(lr=1.0), "transport": "shm"},
+    {"optimizer": kvps.SGD(lr=1.0, momentum=0.9), "shards": 2, "reduction": "sum"},
+)
+NO_STEP = "optimizer 'sgd' makes NaN or Inf in the weights of 'b' of finite gradients"
+
+
+@pytest.mark.parametrize("settings", STEPS, ids=str)
+def test_a_step_that_overflows_is_not_committed(store: Store, settings: dict[str, Any]) -> None:
+    job = store.create_job("job", NEAR_THE_END, **settings)
+    with job.join("w0") as session:
+        with pytest.raises(kvps.NotFinite) as caught, aggregating(job):
+            push_until_given_up(job, session, 0.0, 3e38)
+        assert str(caught.value) == (
+            f"version 2 of job 'job' is not committed: {NO_STEP}: lower its learning rate, or create the job with "
+            f"nonfinite='skip', which rejects contributions that do this"
+        )
+        assert (job.state().version, len(job.inbox())) == (1, 1)
+
+
+@pytest.mark.parametrize("settings", STEPS, ids=str)
+def test_a_job_that_skips_what_is_not_finite_rejects_the_largest_of_such_a_step(
+    store: Store, settings: dict[str, Any]
+) -> None:
+    job = store.create_job("job", NEAR_THE_END, workers=2, nonfinite="skip", **settings)
+    with _workers(job) as (first, second), aggregating(job):
+        _push(first, 3e38)
+        _push(second, 1.0)
+        await_version(job, 1)
+    (commit,) = job.log()
+    assert [c.worker for c in commit.plan.contributions] == ["w1"]
+    assert _rejected(job) == [("w0", f"it is the largest of those of which {NO_STEP}")]
+    _assert_finite(job)
+
+
 CODE = """
 class Root:
     slots = ()
@@ -156,12 +194,15 @@ OWN: Sequence[dict[str, Any]] = (
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize("settings", OWN, ids=str)
 def test_what_the_users_code_makes_nan_of_is_not_committed(store: Store, rules: Path, settings: dict[str, Any]) -> None:
-    what = "optimizer 'late:Root' makes NaN or Inf in its weights of finite gradients"
+    what = "optimizer 'late:Root' makes NaN or Inf in the weights of 'x' of finite gradients"
     if "reduction" in settings:
         what = "reduction 'late:root' makes NaN or Inf of finite contributions"
     job = store.create_job("job", ONE, **settings)
     with job.join("w0") as session:
-        with pytest.raises(kvps.NotFinite, match=f"^{what}: mend it$"), aggregating(job):
+        with (
+            pytest.raises(kvps.NotFinite, match=f"^version 3 of job 'job' is not committed: {what}: mend it"),
+            aggregating(job),
+        ):
             push_until_given_up(job, session, 1.0, 1.0, -1.0)
         assert job.state().version == 2
         assert [c.seq for c in job.inbox()] == [3]
@@ -198,5 +239,6 @@ def test_a_replay_with_code_that_makes_nan_differs(store: Store, rules: Path) ->
     del sys.modules["late"]
     _, proof = proof_of(store.job(job.name))
     assert proof.differs == (
-        "commit 1: optimizer 'late:Root' makes NaN or Inf in its weights of finite gradients: mend it"
+        "commit 1: optimizer 'late:Root' makes NaN or Inf in the weights of 'W1' of finite gradients: mend it, or "
+        "create the job with nonfinite='skip', which rejects contributions that do this"
     )
