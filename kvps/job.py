@@ -57,7 +57,7 @@ class Job:
             [("HGETALL", keys.config), ("GET", keys.layout), ("HGET", keys.version, "id")]
         )
         if not stored or not layout or not id:
-            raise job_not_found(name)
+            raise client.lacking(job_not_found(name))
         keys = JobKeys(name, matching(id, f"the id of job {name!r}", *JOB_ID))
         access = JobAccess.of(client, keys, JobConfig.from_hash(stored), Layout.from_json(layout), replicas)
         self.access = OpenedJob.over(access, open_transport(access))
@@ -266,7 +266,7 @@ class Job:
         newest = ("XREVRANGE", self.access.keys.turns, "+", "-", "COUNT", 1)
         id, *replies, turns = self.access.client.together([("HGET", self.access.keys.version, "id"), *commands, newest])
         if id != self.id:
-            raise made_anew(self.name) if id else job_not_found(self.name)
+            raise made_anew(self.name) if id else self.access.client.lacking(job_not_found(self.name))
         return [*replies, turns[0][0] if turns else "0-0"]
 
     def behind(self, round_: int, most: int = 4) -> tuple[list[str], int]:
@@ -296,7 +296,8 @@ class Job:
                 return self.checkpoint_of(state)
             except ChunkGone as gone:  # another reader has pinned another version
                 if self.state().version <= state.version + 1:  # too new to have been freed
-                    raise CorruptData(f"version {state.version} of job {self.name!r}: {gone}") from None
+                    damage = CorruptData(f"version {state.version} of job {self.name!r}: {gone}")
+                    raise self.access.client.lacking(damage) from None
 
     def checkpoint_of(self, state: State) -> Checkpoint:
         """Return the checkpoint of the version of `state`. Raises ChunkGone if its bytes are freed."""
@@ -319,8 +320,8 @@ class Job:
             after = page[-1][0]
 
     def log(self) -> Iterator[Commit]:
-        """Iterate over the commits of the log in Redis, oldest first: all of them, or, if an aggregator writes
-        checkpoints, those from the last checkpoint's commit on."""
+        """Iterate over the commits of the log in Redis, oldest first: all of them, or the newest ones, if an aggregator
+        has moved or deleted others."""
         return (Commit.of(fields) for _, fields in self.entries() if fields.get("kind") == "commit")
 
     def training_began(self) -> float | None:

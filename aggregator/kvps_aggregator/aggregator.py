@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvps.connection.client import WAIT_MS
 from kvps.device.base import CPU, Device
-from kvps.errors import InvalidSetting, JobNotFound, KvpsError
+from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
 from kvps_aggregator.checkpoints import Checkpoints
@@ -118,8 +118,12 @@ class Aggregator:
             self.held.await_history()
             self._loop(until_finished, idle_s)
         except JobNotFound:
+            self.held.evictions.check()
             log.info("job %s was removed", job.name)
             job.access.transport.discard()  # the process that removed it may be on another host
+        except CorruptData:
+            self.held.evictions.check()
+            raise
         finally:
             if job.access.client.owner.is_here:  # when a fork ends, its parent still holds the shards
                 with suppress(KvpsError, ServerRestarted):

@@ -17,6 +17,7 @@ from kvps.protocol.job_state import Pin
 from kvps.protocol.recovery import LOOK_S
 from kvps.transport.shm import ShmTransport
 from kvps_aggregator.checkpoints import Checkpoints, Saver
+from kvps_aggregator.eviction_guard import EvictionGuard
 from kvps_aggregator.failover import go_back
 from kvps_aggregator.leases import LeaseKeeper, Leases
 from kvps_aggregator.nearness import Near, ShardChoice
@@ -58,6 +59,7 @@ class HeldShards:
     choice  says which shards to take, and which to give up
     traces  the times of their versions
     saver   writes checkpoints, if the user wants any
+    evictions  ends the work where the server has deleted keys
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class HeldShards:
         self.choice = ShardChoice(job, self.leases.holder, eligible, options.near)
         self.traces = ShardTraces(job)
         self.saver = Saver(job, options.checkpoints, self.flush) if options.checkpoints else None
+        self.evictions = EvictionGuard(job)
         self._said: dict[str, str] = {}  # what a message was about -> the last one
         self._job = job
         self._stop = stop
@@ -269,7 +272,9 @@ class HeldShards:
             self.sweep()
 
     def sweep(self) -> None:
-        """Delete the bytes that dead processes have left in the slots of the held shards."""
+        """Delete the bytes that dead processes have left in the slots of the held shards. Raises ServerUnfit if the
+        server has deleted others."""
+        self.evictions.check()
         self._sweeper.sweep(self.shards.values())
         for shard in list(self.shards.values()):
             if self._free(shard):

@@ -124,6 +124,7 @@ class VersionMaker:
 
     def _reject(self, shard: Shard, plan: Plan, bad: BadContribution) -> None:
         c = bad.contribution
+        self._held.evictions.check()  # its bytes may be among what the server has deleted
         log.warning("job %s: rejects %s of %s: %s", self._job.name, c.seq, c.worker, bad.reason)
         try:
             self._job.access.scripts.reject(shard.number, shard.term, plan, c, bad.reason)

@@ -6,11 +6,13 @@ names, and scripts that answer a repeat with their first answer.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import redis
 from redis.exceptions import (
@@ -33,7 +35,7 @@ from kvps.connection.patience import Retries
 from kvps.connection.queries import Queries
 from kvps.connection.resp import Command
 from kvps.connection.server_health import reply_limit
-from kvps.connection.server_info import check_fit
+from kvps.connection.server_info import EXPIRING_KEY, check_fit, greeting_as_info, policy_of
 from kvps.connection.slots import keys_of
 from kvps.connection.sockets import (
     CONNECTION_CUT,
@@ -50,24 +52,30 @@ from kvps.connection.sockets import (
     too_many_clients,
     wait_for,
 )
-from kvps.errors import NoServer, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit, shown
+from kvps.errors import KvpsError, NoServer, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit, shown
 from kvps.machine.fork import ProcessOwner
 from kvps.parsing import bytes_text
 
 if TYPE_CHECKING:  # one server's clients do not load it
     from kvps.connection.cluster_pool import ClusterPool
 
+log = logging.getLogger("kvps.server")
+
 WAIT_MS = 1000  # the longest wait before another look at the state
 _FIRST_S = 0.2  # for a first connection where nothing may be: the user may have mistyped the URL
 _CUTS = 3  # so many replies in a row that are cut off are no accident
 _UNLINK_BATCH = 500
 _PREFLIGHT = "kvps:preflight"  # written to see whether this user may write
+_UNKNOWN = re.compile(r"unknown command [`']?([\w|]+)|Unknown (?:Redis )?command called from")
+_REFUSED = re.compile(r"run the '([\w|]+)' command")
+_IN_SCRIPT = re.compile("ACL failure in script|The user executing the script can't")
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
 _PASSING = ("BUSY ", "NOREPLICAS", "MISCONF")
 _PASSING_ERRORS = (ClusterDownError, TryAgainError, AskError)  # a MasterDownError and a MovedError too
 
 _SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # redis-py's functions that shape replies
 _T = TypeVar("_T")
+_E = TypeVar("_E", bound=KvpsError)
 
 
 class Client(Queries):
@@ -436,9 +444,8 @@ class Client(Queries):
         if isinstance(error, redis.exceptions.NoScriptError):
             return error
         if _full(error):
-            return ServerFull(
-                f"{self._where} is out of memory and refused it: raise its maxmemory, or remove jobs (kvps rm)"
-            )
+            remedy = self.eviction() or "raise its maxmemory, or remove jobs (kvps rm)"
+            return ServerFull(f"{self._where} is out of memory and refused it: {remedy}")
         if isinstance(error, TryAgainError):
             return ServerError(
                 f"{self._where} is still moving a slot to another node after {waited}: have that "
@@ -447,10 +454,20 @@ class Client(Queries):
         if _read_only(error):
             return ServerError(f"{self._where} is a replica and cannot be written: give the URL of its primary")
         if _not_permitted(error):
-            return NotPermitted(
-                f"{self._where} does not let this user do that ({error}): use a user whose role may (kvps acl)"
+            return NotPermitted(f"{self._where} does not let this user {_right(error)}")
+        if unknown := _UNKNOWN.search(str(error)):
+            command = unknown[1].upper() if unknown[1] else "a command of its scripts"
+            return ServerUnfit(
+                f"{self._where} does not know {command}, which kvps needs: it is renamed or disabled there "
+                f"(rename-command in redis.conf), or this is another server than Redis or Valkey"
             )
-        return ServerError(f"{self._where} answers: {error}")
+        refused = ServerError(f"{self._where} answers: {error}")
+        return self.lacking(refused) if _in_script(error) else refused
+
+    def lacking(self, error: _E) -> _E:
+        """Return an error about a key that must be there and is not. It says so if the server has evicted keys."""
+        why = self.eviction()
+        return type(error)(f"{error}; {why}") if why else error
 
     # -- preflight --------------------------------------------------------------------------------------------
 
@@ -480,9 +497,13 @@ class Client(Queries):
         where = self._where
         refused, advice = "does not let kvps look at it", ""
         try:
-            info = self._once("INFO")
+            info = self._info()
             self._maxclients = info.get("maxclients")
             check_fit(where, info)
+            if (policy := policy_of(info)).startswith(EXPIRING_KEY):
+                log.info(
+                    "%s deletes keys with a time to live when memory is full (%s): no weights have one", where, policy
+                )
             if info.get("cluster_enabled") and not self.is_cluster:
                 return True
             refused, advice = "cannot be written", "; give the URL of a primary with room"
@@ -494,9 +515,19 @@ class Client(Queries):
         except ClientRefused:
             raise too_many_clients(self.url, self._maxclients) from None
         except ResponseError as error:
+            if _UNKNOWN.search(str(error)):
+                raise self._refused(error) from None
             raise ServerUnfit(f"{where} {refused}: {error}{advice}") from None
         except (InvalidResponse, ValueError) as error:  # ValueError: a malformed number or text
             raise NoServer(f"what answers at {where} is no Redis server ({error}): check the URL") from None
+
+    def _info(self) -> Mapping[str, Any]:
+        """Return the server's INFO; for a user that may not run that, what the greeting says of it. Such a user may
+        read, and run no script."""
+        try:
+            return cast(Mapping[str, Any], self._once("INFO"))
+        except NoPermissionError:
+            return greeting_as_info(self._once("HELLO", 2))
 
     def __enter__(self) -> Client:
         return self
@@ -539,7 +570,20 @@ def _full(error: RedisError) -> bool:
 
 
 def _not_permitted(error: ResponseError) -> bool:
-    return isinstance(error, NoPermissionError) or "The user executing the script can't" in str(error)
+    return isinstance(error, NoPermissionError) or bool(_IN_SCRIPT.search(str(error)))
+
+
+def _right(error: ResponseError) -> str:
+    """Return what a user may not do, and which right it needs."""
+    if command := _REFUSED.search(str(error)):
+        return f"run {command[1].upper()}: use a user whose role may (kvps acl), or give it +{command[1]}"
+    if isinstance(error, NoPermissionError):
+        return f"do that ({error}): use a user whose role may (kvps acl)"
+    return "run every command of kvps's scripts: use a user whose role may (kvps acl), or give it +info, which all run"
+
+
+def _in_script(error: ResponseError) -> bool:
+    return "user_script" in str(error)
 
 
 def _read_only(error: ResponseError) -> bool:

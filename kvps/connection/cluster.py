@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from kvps.connection.client import WAIT_MS, Client, newest_entries
@@ -13,7 +14,7 @@ from kvps.connection.cluster_pool import ClusterPool
 from kvps.connection.queries import Queries
 from kvps.connection.resp import Command
 from kvps.connection.slots import Address, SlotMap, keys_of, slot_of
-from kvps.errors import NoServer, ServerLost
+from kvps.errors import KvpsError, NoServer, ServerLost
 
 _T = TypeVar("_T")
 _NODE_S = 1.0  # for one node: after that it is asked of the cluster anew which are its masters
@@ -61,6 +62,14 @@ class ClusterClient(Client):
         """Return the bytes that all masters use, and how many they may use; 0 is no limit."""
         used, limits = zip(*self.on_masters(Client.memory), strict=True)
         return sum(used), sum(limits) if all(limits) else 0
+
+    def eviction(self) -> str:
+        with suppress(KvpsError):
+            return next(filter(None, self.on_masters(Client.eviction)), "")
+        return ""
+
+    def evicted_keys(self) -> int:
+        return sum(self.on_masters(Client.evicted_keys))
 
     def replicas(self) -> int:
         return int(min(self.on_masters(Client.replicas)))

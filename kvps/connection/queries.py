@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Any
 
-from kvps.connection.server_info import server_name, version_of
+from kvps.connection.server_info import evicted_keys, eviction, server_name, version_of
+from kvps.errors import KvpsError, NotPermitted
 
 
 class Queries(ABC):
@@ -16,9 +18,25 @@ class Queries(ABC):
         """Return the reply to one command, which is sent again after a cut. Raises ServerLost, ServerError."""
 
     def memory(self) -> tuple[int, int]:
-        """Return the bytes that the server uses, and how many it may use; 0 is no limit."""
-        info = self.call("INFO", "memory")
-        return int(info["used_memory"]), int(info["maxmemory"])
+        """Return the bytes that the server uses, and how many it may use; 0 is no limit. Both are 0 for a user that may
+        not ask."""
+        with suppress(NotPermitted):
+            info = self.call("INFO", "memory")
+            return int(info["used_memory"]), int(info["maxmemory"])
+        return 0, 0
+
+    def eviction(self) -> str:
+        """Return that the server has evicted keys, and what to do about it; "" if it has not, or does not say."""
+        with suppress(KvpsError):
+            return eviction(self.call("INFO"))
+        return ""
+
+    def evicted_keys(self) -> int:
+        """Return how many keys the server has deleted for want of memory, see `server_info.evicted_keys`; 0 if this
+        user may not ask."""
+        with suppress(NotPermitted):
+            return evicted_keys(self.call("INFO"))
+        return 0
 
     def port(self) -> int:
         """Return the TCP port that the server listens on; 0 if it listens on none."""

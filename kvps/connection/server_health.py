@@ -7,7 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from kvps.connection.server_info import server_name, version_of
+from kvps.connection.server_info import (
+    ANY_KEY,
+    EXPIRING_KEY,
+    eviction,
+    policy_of,
+    server_name,
+    version_of,
+)
 from kvps.parsing import bytes_text
 
 OK, ADVICE, WRONG = "ok", "advice", "wrong"
@@ -23,6 +30,7 @@ _OLDEST = (6, 2)
 _FULL = 0.8  # part of maxmemory
 _FEW_CLIENTS = 0.8  # part of maxclients that is in use
 _SLOW_MS = 2.0
+_LONG_LOGS = 100_000_000  # bytes
 _LARGE_REPLY = 256 << 20  # bytes that wait for one slow reader
 _READ_AT_ONCE = 16 << 20  # bytes that kvps may have asked for on one connection: chunks ahead, many entries of a log
 _UNITS = {"": 1, "k": 1000, "kb": 1 << 10, "m": 1000**2, "mb": 1 << 20, "g": 1000**3, "gb": 1 << 30}
@@ -73,10 +81,16 @@ def _version(info: Mapping[str, Any]) -> Finding:
 
 
 def _policy(info: Mapping[str, Any]) -> Finding:
-    policy = str(info.get("maxmemory_policy", "noeviction"))
-    if policy == "noeviction":
-        return Finding("eviction", OK, policy)
-    return Finding("eviction", WRONG, f"{policy} deletes weights when memory is full", "maxmemory-policy noeviction")
+    policy = policy_of(info)
+    if policy.startswith(ANY_KEY):
+        why = f"{policy} deletes weights when memory is full"
+        return Finding("eviction", WRONG, why, "maxmemory-policy noeviction")
+    if why := eviction(info):
+        evicted, _, remedy = why.partition(": ")
+        return Finding("eviction", WRONG, evicted.removeprefix("the server "), remedy)
+    if policy.startswith(EXPIRING_KEY):
+        return Finding("eviction", OK, f"{policy} deletes only keys with a time to live, and no weights have one")
+    return Finding("eviction", OK, policy)
 
 
 def _persistence(info: Mapping[str, Any], config: Mapping[str, str] | None) -> Finding:
@@ -149,6 +163,29 @@ def _script_time(config: Mapping[str, str]) -> Finding:
             "busy-reply-threshold 5000 (lua-time-limit)",
         )
     return Finding("scripts", OK, f"others wait {ms} ms for a script")
+
+
+class LogSize(NamedTuple):
+    """The commit log of one job in Redis: its entries, its bytes, and how many bytes it grows by in a second."""
+
+    job: str
+    entries: int
+    nbytes: int
+    bytes_per_s: float
+
+
+def of_logs(logs: Sequence[LogSize]) -> Finding:
+    """Return the finding about the commit logs of all jobs, of which there is one at least."""
+    total, fastest = sum(log.nbytes for log in logs), max(logs, key=lambda log: log.bytes_per_s)
+    sizes = f"{sum(log.entries for log in logs):,} entries of {len(logs)} {'job' if len(logs) == 1 else 'jobs'}, "
+    sizes += f"{bytes_text(total)}, {total / max(1, sum(log.entries for log in logs)):.0f} bytes each"
+    if fastest.bytes_per_s:
+        sizes += f"; job {fastest.job} grows by {fastest.bytes_per_s / 1e3:,.1f} kB/s"
+    if total <= _LONG_LOGS:
+        return Finding("commit logs", OK, sizes)
+    return Finding(
+        "commit logs", ADVICE, sizes, "kvps aggregator start --log-keep N --checkpoints DIR moves old entries"
+    )
 
 
 def of_latency(seconds: Sequence[float]) -> Finding:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvps.errors import ServerUnfit
 
 OLDEST_REDIS = (6, 2)
+ANY_KEY = "allkeys-"
+"""How each policy begins by which a server deletes any key when its memory is full."""
+EXPIRING_KEY = "volatile-"
+"""How each policy begins by which it deletes keys that have a time to live. Of a job only leases and pins have one, and
+neither is missed."""
 
 
 def server_name(info: Mapping[str, Any]) -> str:
@@ -18,6 +23,14 @@ def server_name(info: Mapping[str, Any]) -> str:
     return f"Redis {info.get('redis_version', 'unknown')}"
 
 
+def greeting_as_info(reply: Sequence[Any]) -> dict[str, Any]:
+    """Return what the reply to HELLO 2 says of a server, under the names of INFO."""
+    greeting = dict(zip(reply[::2], reply[1::2], strict=False))
+    version = str(greeting.get("version", ""))
+    known = {"redis_version": version, "cluster_enabled": int(greeting.get("mode") == "cluster")}
+    return known | ({"valkey_version": version} if greeting.get("server") == "valkey" else {})
+
+
 def check_fit(where: str, info: Mapping[str, Any]) -> None:
     """Raise ServerUnfit, saying what to do, for a server that is too old, or that evicts keys.
 
@@ -25,12 +38,35 @@ def check_fit(where: str, info: Mapping[str, Any]) -> None:
     """
     if version_of(str(info.get("redis_version", "unknown"))) < OLDEST_REDIS:
         raise ServerUnfit(f"{where} is {server_name(info)}: kvps needs Redis 6.2 or newer, or Valkey")
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
+    policy = policy_of(info)
+    if policy.startswith(ANY_KEY):
         raise ServerUnfit(
             f"{where} evicts keys when memory is full (maxmemory-policy {policy}), which would delete weights: "
             f"set it to noeviction, as with CONFIG SET maxmemory-policy noeviction"
         )
+
+
+def policy_of(info: Mapping[str, Any]) -> str:
+    """Return what the server does when its memory is full, as "noeviction"."""
+    return str(info.get("maxmemory_policy", "noeviction"))
+
+
+def evicted_keys(info: Mapping[str, Any]) -> int:
+    """Return how many keys the server has deleted for want of memory since it was started; 0 if its policy spares what
+    has no time to live."""
+    return 0 if policy_of(info).startswith(EXPIRING_KEY) else int(info.get("evicted_keys", 0))
+
+
+def eviction(info: Mapping[str, Any]) -> str:
+    """Return that the server has evicted keys, and what to do about it; "" if it has not."""
+    count = evicted_keys(info)
+    if not count:
+        return ""
+    return (
+        f"the server has evicted {count:,} {'key' if count == 1 else 'keys'} since it was started (maxmemory-policy "
+        f"{policy_of(info)}), and weights may be among them: set maxmemory-policy noeviction, give it more memory, and "
+        f"go on from a checkpoint (kvps checkpoint restore)"
+    )
 
 
 def version_of(text: str) -> tuple[int, int]:

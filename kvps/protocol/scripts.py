@@ -56,18 +56,26 @@ class JobScripts:
     """
 
     def __init__(
-        self, call: Call, keys: JobKeys, shards: int, safely: Safely | None = None, owns: Safely | None = None
+        self,
+        call: Call,
+        keys: JobKeys,
+        shards: int,
+        safely: Safely | None = None,
+        owns: Safely | None = None,
+        lacking: Callable[[Any], Any] = lambda error: error,
     ) -> None:
-        """`safely` runs what was acknowledged to a worker, `owns` what makes an aggregator the owner of a slot."""
+        """`safely` runs what was acknowledged to a worker, `owns` what makes an aggregator the owner of a slot.
+        `lacking` is `kvps.connection.client.Client.lacking`."""
         self._call = call
         self._keys = keys
         self._shards = shards
         self._safely = safely
         self._owns = owns
+        self._lacking = lacking
 
     def through(self, call: Call) -> JobScripts:
         """Return the same scripts, run by another call."""
-        return JobScripts(call, self._keys, self._shards)
+        return JobScripts(call, self._keys, self._shards, lacking=self._lacking)
 
     def mark(self, history: str = "") -> tuple[object, ...]:
         """Return `sync` as a command: once a replica has its write, it has all that was written before."""
@@ -84,7 +92,13 @@ class JobScripts:
     def _run(self, script: str, /, *, call: Call | None = None, **values: object) -> list[Any]:
         """Run a script with these arguments, by another `call` if one is given."""
         command = self._command(script, **values)
-        return self._answered(evaluate(call or self._call, SCRIPTS, command, load=self._call))
+        reply = self._answered(evaluate(call or self._call, SCRIPTS, command, load=self._call))
+        match reply:
+            case ["EVICTED", "unknown"]:
+                raise self._lacking(evicted(str(values["worker"]), self._keys.job, "unknown"))
+            case ["EVICTED", state]:
+                raise evicted(str(values["worker"]), self._keys.job, state)
+        return reply
 
     def _request(self, script: str, parse: Callable[[list[Any]], T], /, **values: object) -> Request[T]:
         """Return the call of a script, where `parse` makes a value of its answer."""
@@ -96,7 +110,7 @@ class JobScripts:
     def _answered(self, reply: list[Any]) -> list[Any]:
         match reply:
             case ["NOJOB"]:
-                raise job_not_found(self._keys.job)
+                raise self._lacking(job_not_found(self._keys.job))
             case ["ANOTHER"]:
                 raise made_anew(self._keys.job)
             case ["RESTARTED"]:
@@ -186,8 +200,6 @@ class JobScripts:
                 return None
             case ["FULL", _]:
                 raise InboxFull
-            case ["EVICTED", state]:
-                raise evicted(worker, job, state)
             case ["HISTORY", _]:
                 raise evicted(worker, job, "its server was restarted")
             case ["SEQUENCE" | "BASE" | "UNIT" | "BAD", *_]:
@@ -298,9 +310,7 @@ class JobScripts:
 
     def heartbeat(self, worker: str, incarnation: str, activity: str = "") -> None:
         """Give a sign of life, and say what the worker does. Raises WorkerEvicted."""
-        reply = self._run("heartbeat", worker=worker, incarnation=incarnation, phase=activity)
-        if reply[0] == "EVICTED":
-            raise evicted(worker, self._keys.job, reply[1])
+        self._run("heartbeat", worker=worker, incarnation=incarnation, phase=activity)
 
     def leave(
         self, worker: str, incarnation: str, finished: bool, traces: Sequence[str] = (), residual: str = ""
@@ -310,17 +320,13 @@ class JobScripts:
         Raises WorkerEvicted if this incarnation was out of the clock before and no later one has the id.
         """
         values = {"finished": int(finished), "residual": residual, "traces": traces}
-        reply = self._run("leave", call=self._lasting(), worker=worker, incarnation=incarnation, **values)
-        if reply[0] == "EVICTED":
-            raise evicted(worker, self._keys.job, reply[1])
+        self._run("leave", call=self._lasting(), worker=worker, incarnation=incarnation, **values)
 
     def next_unit(self, worker: str, incarnation: str) -> int | None:
         """Return the worker's unit, handed out now or before; None if none is free. Raises WorkerEvicted."""
         match self._run("next_unit", worker=worker, incarnation=incarnation):
             case ["OK", *unit]:
                 return whole(unit[0] if unit else None, f"the unit of worker {worker!r}")
-            case ["EVICTED", state]:
-                raise evicted(worker, self._keys.job, state)
             case ["NONE" | "DONE"]:
                 return None
         raise damaged(self._keys.units)

@@ -68,7 +68,9 @@ class Membership:
         """Return this worker as it is in a round state. Raises WorkerEvicted if this incarnation is no longer
         active."""
         me = round_state.me
-        if me is None or me.incarnation != self.incarnation:
+        if me is None:
+            raise self._access.client.lacking(self._evicted("unknown"))
+        if me.incarnation != self.incarnation:
             raise self._evicted("replaced")
         if me.state != "active":
             raise self._evicted("evicted after a silence, or its server was restarted")

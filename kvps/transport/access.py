@@ -47,6 +47,7 @@ class JobAccess:
             layout.shards,
             safely=client.call_safely if lasts else None,
             owns=storing.call_safely if lasts or client.is_cluster else None,
+            lacking=client.lacking,
         )
         return JobAccess(client, keys, config, layout, scripts, storing, replicas)
 

@@ -83,7 +83,7 @@ class StateReader:
     def _check_there(self, version: Mapping[str, str]) -> None:
         """Raise JobNotFound unless the job exists and has the id that is meant."""
         if not version:
-            raise job_not_found(self._keys.job)
+            raise self._client.lacking(job_not_found(self._keys.job))
         if version.get("id") != self._keys.id:
             raise made_anew(self._keys.job)
 

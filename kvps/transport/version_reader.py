@@ -76,10 +76,11 @@ class VersionReader(StateReader):
             )
             if lengths == [(c.stop - c.start) * DTYPE.itemsize for c in chunks]:
                 return
-        raise CorruptData(
+        damage = CorruptData(
             f"Redis does not have the {self._layout.nbytes:,} bytes of weights that the layout of job "
             f"{self._keys.job!r} says: another program wrote it, or deleted the bytes"
         )
+        raise self._client.lacking(damage)
 
     def _stored_names(self, state: RoundState) -> tuple[str, ...]:
         """Return the staged names, one for each shard, of the newest version that Redis has."""
@@ -139,7 +140,8 @@ class VersionReader(StateReader):
                 # The present version is never freed. A failover in a cluster may lose it: its holder stores it again.
                 # If a version stays missing, no reader pinned it: the pin was forged or is damaged.
                 if (now.version == version and not self._client.is_cluster) or missed > _MOST_MISSED:
-                    raise CorruptData(f"version {version} of job {self._keys.job!r}: {gone}") from None
+                    damage = CorruptData(f"version {version} of job {self._keys.job!r}: {gone}")
+                    raise self._client.lacking(damage) from None
             time.sleep(_PAUSE_S * max(0, missed - _QUICK))
             pin = self._pin(patience_ms)
             patience_ms = min(2 * patience_ms, _MOST_PIN_MS)  # the link may be slower than assumed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, of_clock, of_latency, of_server
+from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, LogSize, of_clock, of_latency, of_logs, of_server
 
 GOOD: dict[str, Any] = {
     "redis_version": "7.2.4",
@@ -59,6 +59,8 @@ def test_versions(redis: str, valkey: str | None, verdict: str, remedy: str) -> 
     ("about", "changed", "verdict", "words"),
     [
         ("eviction", {"maxmemory_policy": "allkeys-lru"}, WRONG, "maxmemory-policy noeviction"),
+        ("eviction", {"maxmemory_policy": "volatile-lru", "evicted_keys": 7}, OK, ""),
+        ("eviction", {"evicted_keys": 7}, WRONG, "set maxmemory-policy noeviction, give it more memory"),
         ("persistence", {"aof_enabled": 0}, ADVICE, "appendonly yes"),
         ("persistence", {"aof_last_write_status": "err"}, WRONG, "disk"),
         ("persistence", {"rdb_last_bgsave_status": "err"}, WRONG, "disk"),
@@ -94,6 +96,14 @@ def test_a_configuration_that_may_not_be_read_is_said() -> None:
     assert found("configuration", None).verdict == ADVICE
     assert "cannot be read" in found("persistence", None, aof_enabled=0).found
     assert found("clients", None, connected_clients=9_999).verdict == WRONG, "INFO has maxclients too"
+
+
+def test_logs() -> None:
+    logs = [LogSize("a", 1_000, 427_000, 0.0), LogSize("b", 500_000, 213_500_000, 42_700.0)]
+    short, long = of_logs(logs[:1]), of_logs(logs)
+    assert (short.verdict, short.found) == (OK, "1,000 entries of 1 job, 427.0 kB, 427 bytes each")
+    assert (long.verdict, long.remedy.split()[3]) == (ADVICE, "--log-keep")
+    assert long.found == "501,000 entries of 2 jobs, 213.9 MB, 427 bytes each; job b grows by 42.7 kB/s"
 
 
 def test_times() -> None:

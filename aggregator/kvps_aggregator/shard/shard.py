@@ -90,9 +90,8 @@ class Shard:
             self.storage.loaded()
         except ChunkGone as gone:
             self.storage.close()
-            raise CorruptData(
-                f"version {self.version} of job {self._job.name!r}, shard {self.number}: {gone}"
-            ) from None
+            damage = CorruptData(f"version {self.version} of job {self._job.name!r}, shard {self.number}: {gone}")
+            raise self._job.access.client.lacking(damage) from None
         except BaseException:
             self.storage.close()
             raise

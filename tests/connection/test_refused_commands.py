@@ -1,0 +1,81 @@
+"""Commands that a server does not know, or a user may not run: what kvps needs is said, and no text of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from helpers.harness import model
+from helpers.servers import running_server
+
+import kvps
+from kvps.errors import NotPermitted
+from kvps.store import Store
+
+NOT_KNOWN = r"does not know {}, which kvps needs: it is renamed or disabled there \(rename-command in redis\.conf\)"
+RIGHT = "does not let this user run {}: use a user whose role may (kvps acl), or give it +{}"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("SCRIPT", NOT_KNOWN.format("SCRIPT")),
+        ("EVALSHA", NOT_KNOWN.format("EVALSHA")),
+        ("HMGET", NOT_KNOWN.format("a command of its scripts")),
+        ("INFO", NOT_KNOWN.format("INFO")),
+    ],
+)
+def test_a_command_that_was_renamed_is_named(command: str, words: str) -> None:
+    with running_server("--rename-command", command, "hidden") as url, pytest.raises(kvps.ServerUnfit, match=words):
+        _train(url)
+
+
+def _train(url: str) -> None:
+    with kvps.connect(url) as store:
+        store.create_job("job", model(), transport="redis").join()
+
+
+@contextmanager
+def few_rights(store: Store, *rights: str) -> Iterator[Store]:
+    """A user that may do what managed servers let their users do, but for some rights."""
+    store.client.call("ACL", "SETUSER", "few", "on", ">secret", "~*", "&*", "+@all", "-@dangerous", *rights)
+    try:
+        with kvps.connect(store.url.replace("unix://", "unix://few:secret@")) as few:
+            yield few
+    finally:
+        store.client.call("ACL", "DELUSER", "few")
+
+
+def _create(few: Store) -> object:
+    return few.create_job("another", model(), transport="redis")
+
+
+@pytest.mark.parametrize(
+    ("rights", "act", "words"),
+    [
+        ((), _create, RIGHT.format("INFO", "info")),
+        ((), lambda few: few.job("job").join(), "or give it +info"),
+        (("+info", "-evalsha"), lambda few: few.job("job").join(), RIGHT.format("EVALSHA", "evalsha")),
+        (("-hgetall",), lambda few: few.job("job"), RIGHT.format("HGETALL", "hgetall")),
+    ],
+)
+def test_a_right_that_is_missing_is_named(
+    store: Store, rights: tuple[str, ...], act: Callable[[Store], object], words: str
+) -> None:
+    store.create_job("job", model(), transport="redis")
+    with few_rights(store, *rights) as few, pytest.raises(NotPermitted) as refused:
+        act(few)
+    assert words in str(refused.value)
+
+
+def test_who_may_not_run_info_may_read_jobs(store: Store) -> None:
+    store.create_job("job", model(), transport="redis")
+    with few_rights(store) as few:
+        assert few.jobs() == ["job"]
+        job = few.job("job")
+        version, weights = job.snapshot()
+    assert version == 0
+    for name, array in model().items():
+        np.testing.assert_array_equal(weights[name], array)
