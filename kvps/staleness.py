@@ -4,6 +4,10 @@ A worker's *round* counts its contributions plus the rounds for which it was abs
 compute round r + 1 only on weights that contain round r - s of every member. BSP is s = 0, SSP is s = N, and ASP is
 s = -1 and never waits. (SSP: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter
 Server", NIPS 2013.)
+
+A worker that has done r rounds is *in* round r + 1 once it may compute it, and in round r while it waits. So all are in
+the same round in BSP, and none begins a round that is more than s later than the slowest worker's: it is at most s
+rounds *ahead*.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@ vision tell apart. The pages of the dashboard repeat them in style.css and words
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvps_monitor.views import WorkerView
 
 PHASE_COLOURS = {
@@ -31,23 +33,35 @@ PHASE_WORDS = {
 """What a worker or a shard does in a phase. Own code is the program's between a push and the next pull."""
 TONES = {"good": "#e0f2ea", "warn": "#fbeed5", "bad": "#fbe4de", "done": "#ecece8"}
 """The backs of boxes and pills by the tone of a state."""
+STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "done": "dim"}
+"""How a terminal shows a state of a tone."""
+NAMED = 4
+"""Of many workers that are waited for, so many are named."""
 _TONE_OF = {
     **dict.fromkeys(("waiting", "awaited", "rejoining"), "warn"),
-    **dict.fromkeys(("silent", "evicted"), "bad"),
+    **dict.fromkeys(("silent", "stalled", "evicted"), "bad"),
     **dict.fromkeys(("finished", "left"), "done"),
 }
 
 
 def tone(state: str) -> str:
     """Return the tone of a worker's state or a job's: good, warn, bad or done."""
-    if state.startswith(("waits", "stalled")):
-        return "bad" if state.startswith("stalled") else "warn"
+    if state.startswith("waits"):
+        return "warn"
     return _TONE_OF.get(state, "good")
 
 
 def doing(w: WorkerView) -> str:
     """Return what a worker does, or whom it waits for, without for how long."""
     return f"waiting for {', '.join(w.waits_for).removeprefix('the ')}" if w.waits_for else w.state
+
+
+def job_does(state: str, waits_for: Sequence[str]) -> str:
+    """Return what a job does, and for which workers it waits if it is stalled, as "stalled: waits for w2"."""
+    if not waits_for:
+        return state
+    more = f" and {len(waits_for) - NAMED:,} more" if len(waits_for) > NAMED else ""
+    return f"{state}: waits for {', '.join(waits_for[:NAMED])}{more}"
 
 
 def present(state: str, there: int, expected: int) -> str:

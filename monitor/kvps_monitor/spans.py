@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvps.job import Job
@@ -68,6 +68,12 @@ class Iteration(NamedTuple):
         """How long it took, with what the user's code did before its pull."""
         return sum(self.phases.values())
 
+    @property
+    def ended_us(self) -> float:
+        """When its push was acknowledged. Only for an iteration that has times."""
+        assert self.at_us is not None
+        return self.at_us + 1000 * self.milliseconds
+
 
 class ShardVersion(NamedTuple):
     """A shard's part of one version, made by the shard's holder. Times as for `Iteration`.
@@ -104,19 +110,33 @@ class ShardVersion(NamedTuple):
             square_sum=f.number("square_sum"),
         )
 
+    @property
+    def ended_us(self) -> float:
+        """When it was committed."""
+        return self.at_us + 1000 * sum(self.phases.values())
+
 
 def mean(values: Sequence[float]) -> float:
     """Return the mean of losses. They may be infinite, or too large to be added up, where training has diverged."""
     return sum(value / len(values) for value in values)
 
 
-def gradient_norms(shards: Collection[Iterable[ShardVersion]]) -> list[tuple[int, float]]:
-    """Return (version, norm of its reduced gradient), by version, where all shards have their part of a version."""
-    sums: dict[int, list[float]] = {}
-    for versions in shards:
-        for v in versions:
-            sums.setdefault(v.version, []).append(v.square_sum)
-    return [(version, math.sqrt(sum(each))) for version, each in sorted(sums.items()) if len(each) == len(shards)]
+class GradientNorms:
+    """The norm of each version's reduced gradient: the square root of the sum of its shards' sums of squares."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._parts: dict[int, dict[int, float]] = {}  # version -> shard -> its sum of squares
+
+    def add(self, made: Iterable[ShardVersion]) -> Iterator[tuple[int, float]]:
+        """Yield (version, norm) of each version of which all shards have their part now. A shard's parts must come in
+        the order of their versions; what an earlier version lacks then does not come any more."""
+        for v in made:
+            parts = self._parts.setdefault(v.version, {})
+            parts[v.shard] = v.square_sum
+            if len(parts) == self._shards:
+                yield v.version, math.sqrt(max(0.0, sum(parts.values())))
+                self._parts = {version: each for version, each in self._parts.items() if version > v.version}
 
 
 class Span(NamedTuple):
@@ -135,11 +155,11 @@ class Span(NamedTuple):
 
 
 def _phases(f: Fields, names: Iterable[str], where: str) -> dict[str, float]:
-    found = {name: f.number(f"{name}_ms", default=0.0) for name in names}
-    for name, milliseconds in found.items():
+    phases = {name: f.number(f"{name}_ms", default=0.0) for name in names}
+    for name, milliseconds in phases.items():
         if not 0 <= milliseconds <= _LONGEST_MS:
             whole(milliseconds, f"{where}: {name}_ms", 0, int(_LONGEST_MS))  # raises with the value
-    return found
+    return phases
 
 
 def worker_spans(iterations: Iterable[Iteration]) -> Iterator[Span]:
@@ -193,9 +213,9 @@ class Traces:
         CorruptData."""
         keys, names, shards = self._job.access.keys, list(workers), range(self._job.layout.shards)
         wanted = [*(keys.trace(name) for name in names), *(keys.shard_trace(shard) for shard in shards)]
-        found = [self._in_order(key, page) for key, page in zip(wanted, self._pages(wanted), strict=True)]
-        iterations = {name: [Iteration.of(name, e) for e in page] for name, page in zip(names, found, strict=False)}
-        rest = found[len(names) :]
+        pages = [self._in_order(key, page) for key, page in zip(wanted, self._pages(wanted), strict=True)]
+        iterations = {name: [Iteration.of(name, e) for e in page] for name, page in zip(names, pages, strict=False)}
+        rest = pages[len(names) :]
         return iterations, {n: [ShardVersion.of(n, e) for e in page] for n, page in zip(shards, rest, strict=True)}
 
     def _pages(self, keys: list[str]) -> list[list[Entry]]:

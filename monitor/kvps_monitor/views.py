@@ -30,15 +30,16 @@ class WorkerView:
     pushed         the last round that it has pushed
     committed      the last round of it that is committed
     clock          its contributions that count
-    ahead          rounds that it is ahead of the slowest worker: the staleness bound limits this
-    behind         rounds that it is behind the fastest worker
+    ahead          how many rounds later its round is than the slowest worker's: the staleness bound limits this, see
+                   `kvps.staleness`
+    behind         how many rounds earlier its round is than the fastest worker's
     staleness      how many versions came between the one that its last committed contribution was computed on and that
                    contribution's own; None before the first
     silent_s       seconds since its last sign of life; None if it is not in the job
     round_ms       median milliseconds of its last iterations; None without spans
-    rounds_per_s   iterations a second; None before the second, and without spans
-    shares         phase -> share of its time, 0 to 1; see `kvps_monitor.spans`
-    pulled_per_s, pushed_per_s  bytes a second
+    rounds_per_s   iterations a second, of the last ten seconds; None before the second, and without spans
+    shares         phase -> share of the time of its last iterations, 0 to 1; see `kvps_monitor.spans`
+    pulled_per_s, pushed_per_s  bytes a second, of the last ten seconds
     loss, losses   the newest, and (round, loss) of the last iterations; not finite ones are None
     """
 
@@ -68,7 +69,8 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class ShardView:
-    """One shard at one instant. `term` counts its holders, `phases` has the mean milliseconds of each phase."""
+    """One shard at one instant. `term` counts its holders, `phases` has the mean milliseconds of each phase of its last
+    versions. Rates are those of the last ten seconds."""
 
     shard: int
     holder: str
@@ -83,7 +85,8 @@ class ShardView:
 class JobView:
     """A job at one instant. `at_ms` is the server's time, milliseconds since 1970.
 
-    state          finished, waits for workers, waits for an aggregator, or runs
+    state          finished, waits for workers, waits for an aggregator, stalled, or runs
+    waits_for      the workers that a stalled job waits for, slowest first
     backlog        accepted contributions that wait for their commit
     gradient_norms (version, norm of the reduced gradient) of the last versions
     units          units of data, 0 if the job hands out none; `units_done` are committed
@@ -103,6 +106,7 @@ class JobView:
     transport: str
     optimizer: str
     state: str
+    waits_for: list[str]
     version: int
     head: str
     backlog: int

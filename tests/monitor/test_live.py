@@ -13,8 +13,14 @@ import pytest
 from helpers.commands import KVPS, Started
 from helpers.digits_job import digits_job
 from helpers.harness import aggregating, await_version, gradient, model
+from helpers.internals import fall_silent
 from helpers.waiting import eventually
+from kvps_monitor import rates
+from kvps_monitor.job_now import JobNow, Waits
+from kvps_monitor.jobs import summary
 from kvps_monitor.live import JobWatch
+from kvps_monitor.metrics.job_reader import JobReader
+from kvps_monitor.top import rows
 from kvps_monitor.views import JobView, WorkerView
 
 from kvps.job import Job
@@ -28,6 +34,12 @@ def states(view: JobView) -> dict[str, str]:
 
 def worker(watch: JobWatch, name: str) -> WorkerView:
     return next(w for w in watch.look().workers if w.worker == name)
+
+
+def rates_in(view: JobView) -> list[float | None]:
+    shard = view.shards[0]
+    of_workers = [rate for w in view.workers for rate in (w.rounds_per_s, w.pulled_per_s, w.pushed_per_s)]
+    return [view.commits_per_s, shard.received_per_s, shard.stored_per_s, *of_workers]
 
 
 def step(session: Session, number: int = 0) -> None:
@@ -64,7 +76,7 @@ def test_whom_a_worker_waits_for(store: Store) -> None:
     assert worker(watch, "w0").waits_for == ["workers that have not joined"]
     w2 = job.join("w2")
     assert (worker(watch, "w0").state, worker(watch, "w0").waits_for) == ("waiting", ["w1", "w2"])
-    assert (worker(watch, "w1").state, worker(watch, "w1").behind, worker(watch, "w0").ahead) == ("computing", 1, 1)
+    assert (worker(watch, "w1").state, worker(watch, "w1").behind, worker(watch, "w0").ahead) == ("computing", 0, 0)
     step(w1)
     assert worker(watch, "w0").waits_for == ["w2"]
     step(w2)
@@ -87,10 +99,56 @@ def test_in_ssp_it_waits_for_those_beyond_the_bound_alone(store: Store) -> None:
                 step(session)
         assert eventually(lambda: job.clock() == {"w0": 3, "w1": 1, "w2": 0})
         assert worker(watch, "w0").waits_for == ["w2"], "w1 is two rounds behind, as many as the bound allows"
-        assert (worker(watch, "w0").ahead, worker(watch, "w2").behind) == (3, 3)
+        assert (worker(watch, "w0").ahead, worker(watch, "w2").behind) == (2, 2), "as many as the bound allows"
         assert worker(watch, "w1").state == "computing"
         for session in sessions:
             session.leave()
+
+
+def test_a_job_that_stands_still_is_stalled_and_has_no_rates(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = store.create_job("j", model(), workers=2, worker_timeout_ms=60_000)
+    watch, reader = JobWatch(job), JobReader(job, threading.Lock())
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        for number in range(4):
+            step(w0, number)
+            step(w1, number)
+        assert eventually(lambda: watch.look().commits_per_s)
+        assert JobNow.read(job, job.state()).state == "runs"
+        fall_silent(w1)
+        ten_seconds_ago = round(1000 * job.access.server.seconds()) - 10_000
+        job.access.client.call("ZADD", job.access.keys.heartbeat, ten_seconds_ago, "w1")
+        assert watch.look().state == "runs", "w0 computes"
+        step(w0)
+        monkeypatch.setattr(rates, "WINDOW_S", 0.1)
+        assert eventually(lambda: set(rates_in(watch.look())) == {0})
+        view = watch.look()
+        assert view.workers[0].round_ms
+        reader.read(lambda: None)
+        assert reader.now
+        states = (view.state, reader.now.state, summary(job, job.state())["state"])
+        assert (states, view.waits_for) == (("stalled",) * 3, ["w1"])
+        line = rows.header(view, 80)[0]
+        assert line.plain.startswith("j  stalled: waits for w1  BSP")
+        assert "bold red" in {span.style for span in line.spans}
+
+
+def test_a_job_is_stalled_only_if_nobody_else_can_move(store: Store) -> None:
+    """Which workers have pushed, which are silent, and for which the job then waits."""
+    for settings, cases in (
+        ({}, [("w0", "w2", ""), ("w0 w1", "w2", "w2"), ("w0 w1", "w0 w2", "w2"), ("", "w0 w1 w2", "w0 w1 w2")]),
+        ({"quorum": 2}, [("w0", "w2", ""), ("w0 w1", "w2", ""), ("w0", "w1 w2", "w1 w2"), ("w0 w1", "w1 w2", "")]),
+        ({"staleness": -1}, [("w0 w1", "w2", ""), ("", "w0 w1 w2", "w0 w1 w2")]),
+    ):
+        for pushed, silent, waits_for in cases:
+            job = store.create_job("j", model(), workers=3, worker_timeout_ms=60_000, **settings)
+            sessions = {name: job.join(name) for name in ("w0", "w1", "w2")}
+            for name in pushed.split():
+                step(sessions[name])
+            waits = Waits(job.state(), job.config)
+            assert waits.stalled_by(silent.split()) == waits_for.split(), (settings, pushed, silent)
+            for session in sessions.values():
+                session.leave(finished=False)
+            store.remove_job("j")
 
 
 @pytest.mark.slow
@@ -158,7 +216,7 @@ def test_workers_that_have_left_are_ahead_of_nobody_and_move_nothing(store: Stor
         assert worker(watch, "w1").pushed_per_s > 0
         gone = worker(watch, "w0")
         assert (gone.state, gone.pushed) == ("left", 3)
-        assert (gone.ahead, gone.pulled_per_s, gone.pushed_per_s) == (0, 0, 0)
+        assert (gone.ahead, gone.rounds_per_s, gone.pulled_per_s, gone.pushed_per_s) == (0, 0, 0, 0)
     assert [w.ahead for w in watch.look().workers] == [0, 0], "of a finished job too"
 
 

@@ -32,6 +32,7 @@ def _row(job: Mapping[str, Any]) -> list[str]:
     if "reason" in job:
         return [job["job"], *"-" * (len(_COLUMNS) - 2), f"{job['state']}: {job['reason']}"]
     shown = {
+        "state": palette.job_does(job["state"], job["waits_for"]),
         "workers": palette.present(job["state"], job["active"], job["workers"]),
         "version": f"{job['version']:,}",
         "versions/s": "-" if job["commits_per_s"] is None else f"{job['commits_per_s']:,.1f}",

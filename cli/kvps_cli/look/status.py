@@ -10,6 +10,7 @@ from kvps_monitor.live import JobWatch
 from kvps_monitor.views import WorkerView
 from rich.text import Text
 
+from kvps.errors import printable
 from kvps.job import Job, Trace
 from kvps.protocol.job_state import Member, State
 from kvps_cli import connect, options
@@ -32,8 +33,8 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
         view = JobWatch(opened).look()
         missing, kept = _without_holder(opened, state), opened.kept(view.version)
     console, c = plain_console(), opened.config
-    facts = f"  {view.state}  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"
-    console.print(Text.assemble((job, "bold"), facts))
+    does = Text(printable(palette.job_does(view.state, view.waits_for)), palette.STYLES[palette.tone(view.state)])
+    console.print(Text.assemble((job, "bold"), "  ", does, f"  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"))
     console.print(f"version {view.version:,}  head {view.head[:12]}  {view.backlog:,} contributions waiting")
     if c.transport == "shm":
         console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept:,}")

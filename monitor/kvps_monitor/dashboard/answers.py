@@ -57,7 +57,7 @@ def events_before(
         if worker is None and not kinds:
             page = log.before(before, count)
             return _page(page, page[0][0] if len(page) >= count else None)
-        found = list[tuple[str, Event]]()
+        chosen = list[tuple[str, Event]]()
         size, searched = max(count, _PAGE), 0
         while searched < _SEARCHED:
             page = log.before(before, size)
@@ -65,14 +65,14 @@ def events_before(
             kept = [(id, event) for id, event in page if not kinds or event.kind in kinds]
             if worker is not None:
                 kept = [(id, _own(event, worker)) for id, event in kept if _concerns(event, worker)]
-            found = [*kept, *found]
+            chosen = [*kept, *chosen]
             if len(page) < size:
-                return _page(found, None)
+                return _page(chosen, None)
             before = page[0][0]
-            if len(found) >= count:
+            if len(chosen) >= count:
                 break
             size = min(2 * size, _LARGEST_PAGE)
-        return _page(found, before)
+        return _page(chosen, before)
 
 
 def _page(page: Sequence[tuple[str, Event]], before: str | None) -> dict[str, Any]:
@@ -86,11 +86,11 @@ def _concerns(event: Event, worker: str) -> bool:
 
 
 def _own(event: Event, worker: str) -> Event:
-    """Return an event with the contributions of one worker alone."""
+    """Return an event with the contributions of one worker alone, and how many there are of all workers."""
     facts = dict(event.facts)
     for name in ("contributions", "rejected"):
         if name in facts:
-            facts[name] = [c for c in facts[name] if c["worker"] == worker]
+            facts |= {name: [c for c in facts[name] if c["worker"] == worker], f"{name}_in_all": len(facts[name])}
     return event._replace(facts=facts)
 
 
@@ -124,10 +124,10 @@ def spans(workers: Sequence[str], kept: Kept, at_ms: int, first: int, count: int
     lanes = []
     for name in islice(names, first, first + count):
         if isinstance(name, int):
-            found, phases = list(shard_spans(_late(versions[name], base_ms))), SHARD_PHASES
+            lane, phases = list(shard_spans(_late(versions[name], base_ms))), SHARD_PHASES
         else:
-            found, phases = list(worker_spans(_late(iterations.get(name, ()), base_ms))), WORKER_PHASES
-        rows = [_span(s, phases, base_ms) for s in found if s.end_us > 1000 * base_ms]
+            lane, phases = list(worker_spans(_late(iterations.get(name, ()), base_ms))), WORKER_PHASES
+        rows = [_span(s, phases, base_ms) for s in lane if s.end_us > 1000 * base_ms]
         lanes.append({"lane": f"shard {name}" if isinstance(name, int) else name, "spans": rows})
     return {"at_ms": at_ms, "base_ms": base_ms, "first": first, "all": len(names), "lanes": lanes}
 

@@ -24,7 +24,7 @@ WORKER_FIELDS = (
     "device",
 )
 _OF_JOB = (
-    *("job", "task", "mode", "staleness", "transport", "optimizer", "state", "version", "head", "backlog"),
+    *("job", "task", "mode", "staleness", "transport", "optimizer", "state", "waits_for", "version", "head", "backlog"),
     *(
         "commits_per_s",
         "contributions",
@@ -95,18 +95,18 @@ def frame(before: Look | None, now: Look | Trouble, worker: str | None = None) -
         return as_event({"n": now.number, "trouble": now.kind, "message": now.message})
     if before and before.first != now.first:
         before = None
-    found: dict[str, Any] = {"n": now.number, "at_ms": now.view.at_ms}
+    parts: dict[str, Any] = {"n": now.number, "at_ms": now.view.at_ms}
     if before is None:
-        found |= {"full": True, "fields": WORKER_FIELDS, "phases": {"worker": WORKER_PHASES, "shard": SHARD_PHASES}}
+        parts |= {"full": True, "fields": WORKER_FIELDS, "phases": {"worker": WORKER_PHASES, "shard": SHARD_PHASES}}
     old = before.facts if before else {}
-    found["job"] = {name: value for name, value in now.facts.items() if name not in old or old[name] != value}
-    found |= _rows(before, now, worker)
+    parts["job"] = {name: value for name, value in now.facts.items() if name not in old or old[name] != value}
+    parts |= _rows(before, now, worker)
     if before is None or before.shards != now.shards:
-        found["shards"] = now.shards
+        parts["shards"] = now.shards
     seen = before.events if before else []
-    found["events"] = [event for event in now.events if event not in seen]
-    found["series"] = {name: part for name, new in now.series.items() if (part := _points(before, new))}
-    return as_event(found)
+    parts["events"] = [event for event in now.events if event not in seen]
+    parts["series"] = {name: part for name, new in now.series.items() if (part := _points(before, new))}
+    return as_event(parts)
 
 
 def as_event(value: dict[str, Any]) -> bytes:
@@ -121,11 +121,11 @@ def as_json(value: Any) -> bytes:
 
 def brief(event: Event) -> dict[str, Any]:
     """Return an event with the first contributions of a version, and how many there are."""
-    found = event_json(event)
+    facts = event_json(event)
     for name in ("contributions", "rejected"):
-        if name in found:
-            found |= {name: found[name][:_NAMED], f"{name}_in_all": len(found[name])}
-    return found
+        if name in facts:
+            facts |= {name: facts[name][:_NAMED], f"{name}_in_all": len(facts[name])}
+    return facts
 
 
 def _rows(before: Look | None, now: Look, worker: str | None) -> dict[str, Any]:

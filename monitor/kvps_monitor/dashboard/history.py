@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from kvps.history.events import Event
-from kvps_monitor.live import FINISHED
-from kvps_monitor.spans import Iteration, ShardVersion, gradient_norms, mean
+from kvps_monitor.job_now import FINISHED
+from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion, mean
 from kvps_monitor.views import JobView
 
 MOST = 1200
@@ -17,7 +19,6 @@ MOST = 1200
 _BINS = 100  # of the time before the first look
 _SHORTEST_S = 0.4  # of one of them: looks are not closer to each other
 T = TypeVar("T")
-_AT_ONCE = 100  # rounds or versions that may still change because a slow worker has not reached them
 
 
 class Point(NamedTuple):
@@ -64,7 +65,7 @@ class Snapshot(NamedTuple):
 class History:
     """The series of one job. Used by one thread.
 
-    loss     by round: mean, lowest and highest loss of the workers that have done it
+    loss     by the round of the foremost worker: mean, lowest and highest of the workers' newest losses
     norm     by version: the norm of the reduced gradient
     rate     by seconds: versions a second, contributions a second
     lag      by seconds: mean and highest staleness of the workers' last contributions, and the backlog
@@ -73,8 +74,9 @@ class History:
 
     def __init__(self) -> None:
         self._series = {name: Series() for name in ("loss", "norm", "rate", "lag", "traffic")}
-        self._losses: dict[int, dict[str, float]] = {}
-        self._last_round: dict[str, int] = {}
+        self._losses: dict[str, float] = {}  # worker -> its newest loss
+        self._rounds: dict[str, int] = {}  # worker -> its round
+        self._foremost = 0  # the last round of any worker
         self._counted: deque[tuple[int, int]] = deque(maxlen=8)  # (ms, contributions) of the last looks
 
     def begin(
@@ -85,11 +87,10 @@ class History:
         commits: Iterable[Event],
     ) -> None:
         """Add what was recorded before the first look. `commits` are the newest of the log."""
-        for each in iterations:
-            for i in each:
-                self._add_loss(i.worker, i.round, i.loss)
-        self._put_losses(look)
-        for version, norm in gradient_norms(versions):
+        recorded = sorted(chain.from_iterable(iterations), key=lambda i: tuple(map(int, i.entry.split("-"))))
+        self._add_losses(look, ((i.round, i.worker, i.loss) for i in recorded if i.loss is not None))
+        norms = GradientNorms(len(versions))
+        for version, norm in chain.from_iterable(map(norms.add, versions)):
             self._series["norm"].put(look, version, (norm,))
         made = [(v.at_us / 1e6, (1, v.contributions)) for v in (versions[0] if versions else ())]
         moved = [(i.at_us / 1e6, (i.pulled, i.pushed)) for each in iterations for i in each if i.at_us]
@@ -103,10 +104,8 @@ class History:
 
     def add(self, look: int, view: JobView) -> None:
         """Add what a look has seen."""
-        for w in view.workers:
-            for round_, loss in w.losses:
-                self._add_loss(w.worker, round_, loss)
-        self._put_losses(look)
+        losses = [(round_, w.worker, loss) for w in view.workers for round_, loss in w.losses]
+        self._add_losses(look, sorted(losses, key=itemgetter(0)))
         for version, norm in view.gradient_norms:
             self._series["norm"].put(look, version, (norm,))
         if view.state == FINISHED:  # nothing moves any more, and its charts end with it
@@ -123,19 +122,24 @@ class History:
         """Return all series as they are now."""
         return {name: Snapshot(series.rewritten, series.points()) for name, series in self._series.items()}
 
-    def _add_loss(self, worker: str, round_: int, loss: float | None) -> None:
-        if round_ > self._last_round.get(worker, -1):
-            self._last_round[worker] = round_
+    def _add_losses(self, look: int, losses: Iterable[tuple[int, str, float | None]]) -> None:
+        """Make points of (round, worker, loss). A loss that is no number takes its worker out of the mean, as in
+        `JobView.loss`."""
+        for round_, worker, loss in losses:
+            if round_ <= self._rounds.get(worker, -1):
+                continue
+            if round_ > self._foremost:
+                self._put_loss(look)
+                self._foremost = round_
+            self._rounds[worker] = round_
+            self._losses.pop(worker, None)
             if loss is not None and math.isfinite(loss):
-                self._losses.setdefault(round_, {})[worker] = loss
+                self._losses[worker] = loss
+        self._put_loss(look)
 
-    def _put_losses(self, look: int) -> None:
-        """Make a point of each round that may have changed; forget the values of rounds that all have passed."""
-        for round_, by_worker in self._losses.items():
-            losses = list(by_worker.values())
-            self._series["loss"].put(look, round_, (mean(losses), min(losses), max(losses)))
-        for round_ in sorted(self._losses)[:-_AT_ONCE]:
-            del self._losses[round_]
+    def _put_loss(self, look: int) -> None:
+        if losses := list(self._losses.values()):
+            self._series["loss"].put(look, self._foremost, (mean(losses), min(losses), max(losses)))
 
     def _contributions_per_s(self, view: JobView) -> float | None:
         """Return the committed contributions a second over the last looks."""

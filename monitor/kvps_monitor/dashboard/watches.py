@@ -55,7 +55,7 @@ class Watches:
         viewer has not yet taken the frame before are passed over: the next frame has what changed in all of them.
 
         A job that nobody looks at yet is looked up first, so that a name alone starts no thread. Raises JobNotFound,
-        CorruptData, ServerLost, TooManyWatches.
+        NoServer, ServerLost, TooManyWatches.
         """
         if job not in self._watches:
             await asyncio.to_thread(self._look_up, job)
@@ -66,8 +66,13 @@ class Watches:
         return self._frames(job, self._watches[job], worker)
 
     def _look_up(self, job: str) -> None:
-        with readable(job):
-            self._store.job(job)
+        try:
+            with readable(job):
+                self._store.job(job)
+        except (JobNotFound, NoServer, ServerLost):
+            raise
+        except KvpsError:
+            return  # there is a job: why it cannot be read is what its viewers see
 
     def _make_room(self) -> None:
         """End the oldest watch that lingers, if there are as many as there may be. Raises TooManyWatches."""

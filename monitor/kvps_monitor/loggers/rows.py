@@ -8,7 +8,6 @@ after the commit.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from kvps.job import Job
 from kvps.parsing import number, whole
 from kvps.protocol.job_state import Commit, Entry, State
 from kvps.protocol.plan import Contribution, Plan
-from kvps_monitor.spans import Traces, mean
+from kvps_monitor.spans import GradientNorms, Traces, mean
 
 _TRACES = 1_000  # entries of a worker's trace that are read in one request: as many as the server keeps
 _LATEST_MS = 253_370_764_800_000  # the year 9999: a program may give an entry any time, and calendars end there
@@ -73,7 +72,8 @@ class RowReader:
         self._traced_rounds: dict[str, int] = {}  # worker -> the last round of its trace that was read
         self._waiting: deque[_Waiting] = deque()
         self._shards = Traces(job)
-        self._square_sums: dict[int, list[float]] = {}  # version -> of each shard
+        self._norm_sums = GradientNorms(job.layout.shards)
+        self._norms: dict[int, float] = {}  # version -> the norm of its gradient
         self._newest_made = [0] * job.layout.shards  # the newest version in the trace of each shard
 
     def read(self) -> list[Row]:
@@ -154,11 +154,11 @@ class RowReader:
                 losses[whole(fields["round"], where)] = number(fields["loss"], where, finite=False)
 
     def _read_shards(self) -> None:
-        """Note the sums of squares of the versions that wait."""
+        """Note the norms of the versions that wait."""
         for shard, made in self._shards.read([])[1].items():
-            for each in made:
-                self._square_sums.setdefault(each.version, []).append(each.square_sum)
-                self._newest_made[shard] = each.version
+            self._norms.update(self._norm_sums.add(made))
+            if made:
+                self._newest_made[shard] = made[-1].version
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -191,27 +191,27 @@ class RowReader:
 
     def _norm_of(self, version: int) -> Values:
         """Return the norm of a version's gradient, if all shards have said theirs; forget older ones."""
-        sums = self._square_sums.get(version, [])
-        self._square_sums = {later: each for later, each in self._square_sums.items() if later > version}
-        return {"gradient_norm": math.sqrt(sum(sums))} if len(sums) == self._job.layout.shards else {}
+        norm = self._norms.get(version)
+        self._norms = {later: each for later, each in self._norms.items() if later > version}
+        return {} if norm is None else {"gradient_norm": norm}
 
     def _loss_of(self, plan: Plan) -> Values:
-        found: dict[str, list[float]] = {}
+        by_worker: dict[str, list[float]] = {}
         for c in plan.contributions:
             losses = self._losses[c.worker]
             if c.round in losses:
-                found.setdefault(c.worker, []).append(losses[c.round])
+                by_worker.setdefault(c.worker, []).append(losses[c.round])
             self._losses[c.worker] = {round_: loss for round_, loss in losses.items() if round_ > c.round}
-        each = [loss for losses in found.values() for loss in losses]
+        each = [loss for losses in by_worker.values() for loss in losses]
         of_all = {"loss": mean(each)} if each else {}
-        return of_all | {f"loss/{worker}": mean(losses) for worker, losses in sorted(found.items())}
+        return of_all | {f"loss/{worker}": mean(losses) for worker, losses in sorted(by_worker.items())}
 
 
 def _staleness_of(plan: Plan) -> Values:
     """Return how many versions came between those that contributions were computed on and the one before this."""
-    found: dict[str, list[float]] = {}
+    by_worker: dict[str, list[float]] = {}
     for c in plan.contributions:
-        found.setdefault(c.worker, []).append(float(max(0, plan.version - 1 - c.base)))
-    each = [value for values in found.values() for value in values]
+        by_worker.setdefault(c.worker, []).append(float(max(0, plan.version - 1 - c.base)))
+    each = [value for values in by_worker.values() for value in values]
     of_all = {"staleness/mean": mean(each), "staleness/max": max(each)} if each else {}
-    return of_all | {f"staleness/{worker}": max(values) for worker, values in sorted(found.items())}
+    return of_all | {f"staleness/{worker}": max(values) for worker, values in sorted(by_worker.items())}

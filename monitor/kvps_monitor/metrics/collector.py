@@ -9,7 +9,7 @@ from typing import TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from kvps_monitor.live import JOB_WORDS
+from kvps_monitor.job_now import JOB_WORDS
 from kvps_monitor.metrics.exporter import Exporter
 from kvps_monitor.metrics.job_reader import JobReader
 from kvps_monitor.metrics.table import COUNTER, HISTOGRAM, TABLE, Spec
@@ -86,14 +86,14 @@ class _Families:
             self.add(name, [job], value)
         if totals.gradient_norm is not None:
             self.add("kvps_gradient_norm", [job], totals.gradient_norm)
-        for worker, active in now.active.items():
+        for worker, active in reader.active.items():
             self.add("kvps_worker_active", [job, worker], active)
-        for worker, age in now.ages.items():
+        for worker, age in now.silent_s.items():
             self.add("kvps_worker_heartbeat_age_seconds", [job, worker], age)
         for worker, of_worker in totals.workers.items():
             self._add_worker([job, worker], of_worker)
         for shard, of_shard in enumerate(totals.shards):
-            self._add_shard([job, str(shard)], of_shard, now.held[shard])
+            self._add_shard([job, str(shard)], of_shard, bool(now.holders[shard]))
 
     def _add_worker(self, labels: list[str], totals: WorkerTotals) -> None:
         self.add("kvps_contributions_total", labels, totals.contributions)

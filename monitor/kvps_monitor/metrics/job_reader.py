@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from threading import Lock
-from typing import Any, NamedTuple
 
 from kvps.history.events import EventLog
 from kvps.job import Job
-from kvps.parsing import number, whole
-from kvps_monitor.live import holders_so_far, job_word
+from kvps_monitor.job_now import JobNow
+from kvps_monitor.live import holders_so_far
 from kvps_monitor.metrics.totals import JobTotals
 from kvps_monitor.spans import Traces
 
 
-class JobNow(NamedTuple):
-    """What a job is at one instant. `ages` has the seconds since the last sign of life of each active worker."""
-
-    state: str
-    backlog: int
-    held: list[bool]
-    active: dict[str, bool]
-    ages: dict[str, float]
-
-
 class JobReader:
-    """Reads a job on one thread, while others look at `totals` and `now` with `lock` held."""
+    """Reads a job on one thread, while others look at `totals`, `now` and `active` with `lock` held. `active` says of
+    each worker whether it is in the vector clock."""
 
     def __init__(self, job: Job, lock: Lock) -> None:
         """Raises JobNotFound, CorruptData, ServerLost."""
@@ -33,6 +23,7 @@ class JobReader:
         self.job = job
         self.totals = JobTotals(job.layout.shards, state.begin.version)
         self.now: JobNow | None = None
+        self.active: dict[str, bool] = {}
         self._lock = lock
         self._events = EventLog(job.access.client, job.access.keys)
         self._traces = Traces(job)
@@ -46,22 +37,8 @@ class JobReader:
             heard()
         state = self.job.state()
         keys, shards = self.job.access.keys, range(self.job.layout.shards)
-        beats, backlog, holders, terms = self.job.access.client.together(
-            [
-                ("ZRANGE", keys.heartbeat, 0, -1, "WITHSCORES"),
-                ("XLEN", keys.inbox),
-                ("MGET", *(keys.lease(shard) for shard in shards)),
-                ("MGET", *(keys.term(shard) for shard in shards)),
-            ]
-        )
-        active = {name: member.active for name, member in state.members.items()}
-        now = JobNow(
-            state=job_word(state, self.job.config, bool(beats or backlog), any(holders)),
-            backlog=whole(backlog, "the length of the inbox"),
-            held=[bool(holder) for holder in holders],
-            active=active,
-            ages=_ages(beats, self.job.access.server.seconds(), active),
-        )
+        now = JobNow.read(self.job, state)
+        [terms] = self.job.access.client.together([("MGET", *(keys.term(shard) for shard in shards))])
         # The last request: what a trace has given is counted, whichever call fails.
         iterations, versions = self._traces.read(list(state.members))
         with self._lock:
@@ -75,13 +52,4 @@ class JobReader:
             for shard, made in versions.items():
                 totals.add_versions(shard, made)
                 totals.shards[shard].takes = max(totals.shards[shard].takes, holders_so_far(terms[shard], shard))
-            self.now = now
-
-
-def _ages(beats: Sequence[Any], now_s: float, active: Mapping[str, bool]) -> dict[str, float]:
-    """Return the seconds since the last sign of life of each active worker; `beats` is worker, ms, worker, ms, ..."""
-    return {
-        worker: max(0.0, now_s - number(ms, f"the last sign of life of worker {worker!r}") / 1000)
-        for worker, ms in zip(beats[::2], beats[1::2], strict=True)
-        if active.get(worker)
-    }
+            self.now, self.active = now, {name: member.active for name, member in state.members.items()}

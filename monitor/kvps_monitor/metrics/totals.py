@@ -6,12 +6,13 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from kvps.history.events import Event
 from kvps.parsing import whole
 from kvps.protocol.job_state import Member
 from kvps.protocol.phases import WORKER_PHASES
-from kvps_monitor.spans import Iteration, ShardVersion
+from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion
 
 STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Upper bounds of the buckets of staleness, in versions."""
@@ -34,11 +35,8 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[float, int]]:
         """Return each bound and how many values are not above it; the last bound is infinite."""
-        found, so_far = [], 0
-        for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
-            so_far += count
-            found.append((float(bound), so_far))
-        return found
+        bounds = map(float, (*self.bounds, math.inf))
+        return list(zip(bounds, accumulate(self.counts), strict=True))
 
 
 class WorkerTotals:
@@ -109,7 +107,7 @@ class JobTotals:
         self.missed = self.recoveries = self.units_done = 0
         self.gradient_norm: float | None = None
         self._next = begin + 1
-        self._parts: dict[int, dict[int, float]] = {}  # version -> shard -> its sum of squares
+        self._norms = GradientNorms(shards)
 
     def add_events(self, events: Iterable[Event]) -> None:
         """Count events of the log."""
@@ -134,12 +132,9 @@ class JobTotals:
         for iteration in iterations:
             totals.add(iteration)
 
-    def add_versions(self, shard: int, versions: Iterable[ShardVersion]) -> None:
+    def add_versions(self, shard: int, versions: Sequence[ShardVersion]) -> None:
         """Count versions of a shard, oldest first."""
         for version in versions:
             self.shards[shard].add(version)
-            parts = self._parts.setdefault(version.version, {})
-            parts[shard] = version.square_sum
-            if len(parts) == len(self.shards):
-                self.gradient_norm = math.sqrt(max(0.0, sum(parts.values())))
-                self._parts = {v: p for v, p in self._parts.items() if v > version.version}
+        for _, norm in self._norms.add(versions):
+            self.gradient_norm = norm

@@ -19,7 +19,6 @@ from kvps_monitor.top import figures
 from kvps_monitor.views import JobView, ShardView, WorkerView
 
 WORKING = ("computing", "fetching", "pushing", "waiting")
-_STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "done": "dim"}  # by tone
 _GONE = ("finished", "left", "evicted")
 _GLYPHS = {"compute": "█", "other": "▓", "fetch": "▒", "push": "▒", "wait": "░"}  # phases, in the order of a bar
 _STEP = 1.1  # round times that differ by less than this factor are alike, so that rows keep their places
@@ -90,7 +89,7 @@ def doing(w: WorkerView) -> Text:
         words = f"silent for {figures.duration(w.state_s)}"
     elif w.state_s is not None and w.state_s >= _SHOWN_S:
         words += f" {figures.duration(w.state_s)}"
-    return _text(words, _STYLES[palette.tone(w.state)])
+    return _text(words, palette.STYLES[palette.tone(w.state)])
 
 
 def _text(words: object, style: str = "") -> Text:
@@ -189,7 +188,8 @@ def _fitted(text: Text, width: int, right: bool) -> Text:
 
 def header(view: JobView, width: int) -> list[Text]:
     """Return the lines above the tables."""
-    first = Text.assemble((printable(view.job), "bold"), "  ", (view.state, _STYLES[palette.tone(view.state)]))
+    does = printable(palette.job_does(view.state, view.waits_for))
+    first = Text.assemble((printable(view.job), "bold"), "  ", (does, palette.STYLES[palette.tone(view.state)]))
     first.append(f"  {view.mode}  {printable(view.task) or 'made in Python'}  {printable(view.optimizer)}")
     at_work = sum(w.state in WORKING for w in view.workers)
     rate = figures.per_second(view.commits_per_s)

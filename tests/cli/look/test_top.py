@@ -48,6 +48,8 @@ def held_still(store: Store) -> Job:
     for session in sessions:
         fall_silent(session)
         abandon(session)
+        long_ago = round(1000 * job.access.server.seconds()) - 60_000
+        job.access.client.call("ZADD", job.access.keys.heartbeat, long_ago, session.worker)
     job.access.scripts.acquire(0, "somebody:1:2:abcdef", 86_400_000, "n1")
     return job
 
@@ -93,7 +95,7 @@ def test_one_look_agrees_with_redis_cli(store: Store) -> None:
 def test_once_prints_a_table(store: Store) -> None:
     job = held_still(store)
     lines = top(store, "j", "--once").splitlines()
-    assert lines[0].split("  ")[:3] == ["j", "runs", "SSP(1)"]
+    assert lines[0].split("  ")[:3] == ["j", "stalled: waits for w1, w0", "SSP(1)"]
     assert lines[1].startswith(f"version {job.state().version}  ")
     assert "backlog 1" in lines[1]
     titles = next(line for line in lines if line.startswith("worker"))

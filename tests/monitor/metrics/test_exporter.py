@@ -205,6 +205,7 @@ def test_an_exporter_that_starts_late_counts_what_the_log_has(store: Store) -> N
                 "finished": 1,
                 "waits for workers": 0,
                 "waits for an aggregator": 0,
+                "stalled": 0,
                 "runs": 0,
             }
 

@@ -44,6 +44,7 @@ def job(workers: list[WorkerView], **facts: Any) -> JobView:
         "transport": "redis",
         "optimizer": "adam(lr=0.1)",
         "state": "runs",
+        "waits_for": [],
         "version": 1234,
         "head": "",
         "backlog": 7,

@@ -98,8 +98,16 @@ export const workerPath = (job, worker) => `${jobPath(job)}/workers/${encodeURIC
 export const api = (path) => `/api${path}`;
 
 /** A state in a coloured pill; its word says all that its colour says. */
-export function statePill(state) {
-  return el(`span.pill.${stateTone(state)}`, {}, state);
+export function statePill(state, words = state) {
+  return el(`span.pill.${stateTone(state)}`, {}, words);
+}
+
+const NAMED = 4; // workers that a stalled job waits for
+
+/** What a job does, as "stalled: waits for w2". */
+export function jobDoes({ state, waits_for: names = [] }) {
+  if (!names.length) return state;
+  return `${state}: waits for ${names.slice(0, NAMED).join(", ")}${names.length > NAMED ? ` and ${whole(names.length - NAMED)} more` : ""}`;
 }
 
 /** Ask the API. An answer that is an error is thrown with its message. */

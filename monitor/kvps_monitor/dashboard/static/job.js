@@ -1,5 +1,5 @@
 // One job: figures, timeline, charts, workers, shards, and what has happened.
-import { bytes, clock, duration, el, jobPath, loss, perSecond, plural, present, setText, short, statePill, setClass, whole, workerPath } from "./dom.js";
+import { bytes, clock, duration, el, jobDoes, jobPath, loss, perSecond, plural, present, setText, short, statePill, setClass, whole, workerPath } from "./dom.js";
 import { Beside } from "./beside.js";
 import { Chart } from "./charts.js";
 import { eventNode, setBound } from "./events.js";
@@ -50,7 +50,7 @@ export function showJob(page, job) {
 
   function update() {
     const f = stream.facts;
-    setState(state, f.state);
+    setState(state, f);
     setText(what, [f.task || "made in Python", f.mode, f.optimizer, `over ${f.transport}`, bytes(f.model_bytes)].filter(Boolean).join(" · "));
     const active = stream.workers.filter((w) => !["finished", "left", "evicted"].includes(w.state)).length;
     const over = f.state === "finished";
@@ -79,8 +79,8 @@ export function showJob(page, job) {
 
 const ratio = (number, seconds) => (seconds ? number / seconds : null);
 
-function setState(node, state) {
-  if (node.textContent !== state) node.replaceChildren(statePill(state));
+function setState(node, job) {
+  if (node.textContent !== jobDoes(job)) node.replaceChildren(statePill(job.state, jobDoes(job)));
 }
 
 function makeCharts() {

@@ -1,5 +1,5 @@
 // The list of jobs.
-import { api, ask, bytes, duration, el, jobPath, loss, perSecond, present, repeat, say, sayAgain, setText, statePill, whole } from "./dom.js";
+import { api, ask, bytes, duration, el, jobDoes, jobPath, loss, perSecond, present, repeat, say, sayAgain, setText, statePill, whole } from "./dom.js";
 
 const COLUMNS = ["Job", "State", "Task", "Mode", "Workers", "Version", "Versions", "Loss", "Last change", "Age", "Model"];
 
@@ -46,7 +46,7 @@ function update(list, known, jobs) {
 function cells(job) {
   const name = el("a", { href: jobPath(job.job) }, job.job);
   const cell = (title, ...content) => el("td", { "data-title": title }, ...content);
-  const state = cell("State", statePill(job.state));
+  const state = cell("State", statePill(job.state, jobDoes(job)));
   if (job.reason) return [el("th", { scope: "row" }, name), state, el("td.reason", { colspan: COLUMNS.length - 2 }, job.reason)];
   return [
     el("th", { scope: "row" }, name),

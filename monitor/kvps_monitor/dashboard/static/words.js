@@ -12,14 +12,13 @@ export const PHASE_WORDS = {
 };
 
 const TONES = {
-  bad: ["silent", "evicted", "unreadable", "gone", "lost"],
+  bad: ["silent", "stalled", "evicted", "unreadable", "gone", "lost"],
   warn: ["waiting", "awaited", "rejoining"],
   done: ["finished", "left"],
 };
 
 /** The tone of a worker's state or a job's. */
 export function stateTone(state) {
-  if (state.startsWith("stalled")) return "bad";
   if (state.startsWith("waits")) return "warn";
   return Object.keys(TONES).find((tone) => TONES[tone].includes(state)) ?? "good";
 }

@@ -1,0 +1,145 @@
+"""What a job does at one instant, and which worker waits for which: from a few small replies, without its traces, so
+that each screen can say it and all say the same. Times are the server's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from kvps.config import JobConfig
+from kvps.job import Job
+from kvps.parsing import number, whole
+from kvps.protocol.job_state import Member, State
+from kvps.session.heartbeat import interval_s
+from kvps.staleness import admits
+
+JOB_WORDS = FINISHED, LACKS_WORKERS, LACKS_AGGREGATOR, STALLED, RUNS = (
+    "finished",
+    "waits for workers",
+    "waits for an aggregator",
+    "stalled",
+    "runs",
+)
+"""What a job may be doing, in a few words. It is stalled while each of its workers is silent or waits for a worker that
+is: a round that takes long is no stall."""
+AGGREGATOR = "the aggregator"
+OTHERS = "workers that have not joined"
+_LATE = 1.6  # a worker is silent after so many intervals between two signs of life
+
+
+class JobNow(NamedTuple):
+    """A job at one instant.
+
+    state      one of `JOB_WORDS`
+    waits_for  the workers that a stalled job waits for, slowest first
+    backlog    accepted contributions that wait for their commit
+    holders    the aggregator that holds each shard; "" for none
+    silent_s   worker -> seconds since its last sign of life, of active workers that have given one
+    silent     the workers for which that is longer than it should be
+    """
+
+    state: str
+    waits_for: list[str]
+    backlog: int
+    holders: list[str]
+    silent_s: dict[str, float]
+    silent: set[str]
+
+    @classmethod
+    def read(cls, job: Job, state: State) -> JobNow:
+        """Read what is not in the state of the job. Raises CorruptData, ServerLost."""
+        keys, config = job.access.keys, job.config
+        beats, backlog, planned, holders = job.access.client.together(
+            [
+                ("ZRANGE", keys.heartbeat, 0, -1, "WITHSCORES"),
+                ("XLEN", keys.inbox),
+                ("EXISTS", keys.plan),
+                ("MGET", *(keys.lease(shard) for shard in range(job.layout.shards))),
+            ]
+        )
+        silent_s = _silent_s(beats, state, job.access.server.seconds())
+        late_s = _LATE * interval_s(config.worker_timeout_ms)
+        silent = {worker for worker, seconds in silent_s.items() if seconds > late_s}
+        waits_for = list[str]()
+        if state.finished(config):
+            word = FINISHED
+        elif len(state.members) < config.workers or not (silent_s or backlog or planned):
+            word = LACKS_WORKERS
+        elif not any(holders):
+            word = LACKS_AGGREGATOR
+        else:
+            waits_for = Waits(state, config).stalled_by(silent)
+            word = STALLED if waits_for else RUNS
+        return cls(
+            state=word,
+            waits_for=waits_for,
+            backlog=whole(backlog, "the length of the inbox"),
+            holders=[holder or "" for holder in holders],
+            silent_s=silent_s,
+            silent=silent,
+        )
+
+
+def _silent_s(beats: Sequence[Any], state: State, now_s: float) -> dict[str, float]:
+    """Return the seconds since the last sign of life of each active worker; `beats` is worker, ms, worker, ms, ..."""
+    return {
+        worker: max(0.0, now_s - number(ms, f"the last sign of life of worker {worker!r}") / 1000)
+        for worker, ms in pairs(beats)
+        if worker in state.members and state.members[worker].active
+    }
+
+
+def pairs(flat: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return the members of a sorted set with their scores."""
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+class Waits:
+    """Which worker of a job waits for which, by its state alone."""
+
+    def __init__(self, state: State, config: JobConfig) -> None:
+        self._config = config
+        self._version = state.version
+        self._members = state.members
+        present = [m for m in state.members.values() if m.state != "gone"]
+        self._pushed = {m.worker: m.round + m.pending for m in present if m.state != "draining"}
+        self._lowest = min((m.round for m in present), default=0)
+
+    def of(self, m: Member) -> list[str]:
+        """Return whom a worker waits for, slowest first, if it may not begin its next round yet."""
+        done, staleness = m.round + m.pending, self._config.staleness
+        if done and len(self._members) < self._config.workers:
+            return [OTHERS]
+        if self._config.partial_rounds:
+            waits = m.pending or self._version < done
+            return self._without_push(done) or [AGGREGATOR] if waits else []
+        if not self._pushed or admits(done, [self._lowest], staleness):  # the lowest decides
+            return []
+        return self._without_push(done - staleness) or [AGGREGATOR]
+
+    def round_of(self, m: Member) -> int:
+        """Return the round that a worker is in: see `kvps.staleness`."""
+        return m.round + m.pending + (not self.of(m))
+
+    def rounds(self) -> dict[str, int]:
+        """Return the round of each worker that is in the job, or is awaited."""
+        return {worker: self.round_of(self._members[worker]) for worker in self._pushed}
+
+    def stalled_by(self, silent: Collection[str]) -> list[str]:
+        """Return the workers without which nothing moves, slowest first, of these silent ones and those that have not
+        come back; none if another worker is at work, or waits for anything else."""
+        absent = {m.worker for m in self._members.values() if m.state == "rejoining"} | set(silent)
+        active = [m for m in self._members.values() if m.active]
+        there = [m for m in active if m.worker not in absent]
+        if self._config.partial_rounds:
+            if sum(m in there or m.pending > 0 for m in active) >= self._config.quorum:
+                return []
+        elif any(absent.isdisjoint(self.of(m)) for m in there):
+            return []
+        waited_for = absent.intersection(worker for m in active for worker in self.of(m))
+        return sorted(waited_for or absent, key=lambda worker: (self._pushed[worker], worker))
+
+    def _without_push(self, round_: int) -> list[str]:
+        """Return the workers that have not pushed a round, slowest first."""
+        late = sorted((pushed, worker) for worker, pushed in self._pushed.items() if pushed < round_)
+        return [worker for _, worker in late]
