@@ -23,6 +23,7 @@ from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.failover import FailoverGuard
 from kvps_aggregator.held_shards import AggregatorOptions, HeldShards
 from kvps_aggregator.leases import LeaseKeeper
+from kvps_aggregator.log_keeper import AS_USUAL, KeptLog
 from kvps_aggregator.nearness import Near
 from kvps_aggregator.shard.spans import WRITE_EVERY_S
 from kvps_aggregator.version_maker import Outcome, VersionMaker
@@ -44,6 +45,7 @@ def serve(
     device: Device = CPU,
     memory_lost: bool = False,
     near: Near | None = None,
+    log_kept: KeptLog = AS_USUAL,
 ) -> None:
     """Aggregate for `job` until the job is finished or removed, or `stop` is set.
 
@@ -51,7 +53,8 @@ def serve(
     they pushed is committed. With ``until_finished=False`` a finished job is served on, for workers that may still
     join. Any number of processes and threads may serve one job: one holds each shard, the others stand by. With
     `record`, every contribution is kept in a file under that directory. With `checkpoints`, checkpoints are written,
-    and each moves the commit log into a file. `device` reduces and steps; every device gives the same bits.
+    and each moves the commit log into a file. `log_kept` says how long that log may become in Redis, and where the rest
+    is moved. `device` reduces and steps; every device gives the same bits.
 
     `memory_lost` says that the job's present shared memory is lost, because its host or container was restarted or is
     gone. If this process does not see that memory, the job continues in this process's memory, from the version that
@@ -66,7 +69,7 @@ def serve(
         log.info("job %s: this process sees its shared memory, so it finds out by itself what is lost", job.name)
     if near:
         near.check(job.access.client)
-    options = AggregatorOptions(record, checkpoints, device, memory_lost, near)
+    options = AggregatorOptions(record, checkpoints, device, memory_lost, near, log_kept)
     Aggregator(job, stop or threading.Event(), options=options).run(until_finished)
 
 
@@ -128,6 +131,7 @@ class Aggregator:
             if job.access.client.owner.is_here:  # when a fork ends, its parent still holds the shards
                 with suppress(KvpsError, ServerRestarted):
                     self.release()
+                self.held.keeper.close()
                 if self.held.saver:
                     self.held.saver.close()
 

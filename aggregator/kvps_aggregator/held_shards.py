@@ -20,6 +20,7 @@ from kvps_aggregator.checkpoints import Checkpoints, Saver
 from kvps_aggregator.eviction_guard import EvictionGuard
 from kvps_aggregator.failover import go_back
 from kvps_aggregator.leases import LeaseKeeper, Leases
+from kvps_aggregator.log_keeper import AS_USUAL, KeptLog, LogKeeper
 from kvps_aggregator.nearness import Near, ShardChoice
 from kvps_aggregator.shard.garbage import Sweeper
 from kvps_aggregator.shard.shard import Shard
@@ -42,6 +43,7 @@ class AggregatorOptions:
     device       reduces and steps; every device gives the same bits
     memory_lost  the user's word that the job's present shared memory is lost
     near         the nodes of a cluster whose shards are taken before others
+    log          how much of the commit log stays in Redis, and where the rest is moved
     """
 
     record: Path | None = None
@@ -49,6 +51,7 @@ class AggregatorOptions:
     device: Device = CPU
     memory_lost: bool = False
     near: Near | None = None
+    log: KeptLog = AS_USUAL
 
 
 class HeldShards:
@@ -59,6 +62,7 @@ class HeldShards:
     choice  says which shards to take, and which to give up
     traces  the times of their versions
     saver   writes checkpoints, if the user wants any
+    keeper  keeps the commit log short
     evictions  ends the work where the server has deleted keys
     """
 
@@ -76,6 +80,7 @@ class HeldShards:
         self.choice = ShardChoice(job, self.leases.holder, eligible, options.near)
         self.traces = ShardTraces(job)
         self.saver = Saver(job, options.checkpoints, self.flush) if options.checkpoints else None
+        self.keeper = LogKeeper(job, options.log)
         self.evictions = EvictionGuard(job)
         self._said: dict[str, str] = {}  # what a message was about -> the last one
         self._job = job
@@ -247,8 +252,10 @@ class HeldShards:
         """Go on from the staged version of a shard, which is committed. `text` is that of the readers' pin."""
         pin = self._pin_in(text)
         shard.promote(pin.version if pin else None)
-        if self.saver and shard.number == 0:
-            self.saver.committed(shard.version)
+        if shard.number == 0:
+            self.keeper.committed(shard.version)
+            if self.saver:
+                self.saver.committed(shard.version)
         self._free(shard, wait=True)
 
     def _pin_in(self, text: str | None) -> Pin | None:

@@ -2,9 +2,9 @@
 
     DIR/<job>.<id>.log.jsonl    one entry per line, oldest first, each as it was in Redis, with its id
 
-An aggregator that writes checkpoints moves the log into the file with each of them: it appends and syncs entries, and
-only then trims them in Redis. If it is killed in between, entries are in both places, or the file ends in half a line;
-the entries in both show where to continue. A restored job's log continues the log of its checkpoint's job.
+An aggregator moves the log into the file with each checkpoint, and when it is too long: it appends and syncs entries,
+and only then trims them in Redis. If it is killed in between, entries are in both places, or the file ends in half a
+line; the entries in both show where to continue. A restored job's log continues the log of its checkpoint's job.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -26,6 +27,7 @@ from kvps.protocol.scripts import JobScripts
 
 _BLOCK = 1 << 16
 _MOST_FIELD = 64 << 20
+_MOST_HELD = 200_000  # versions; who keeps more of them in Redis trims none
 
 
 class LoggedJob(Protocol):
@@ -133,28 +135,34 @@ def keep(job: LoggedJob, directory: Path, state: State, version: int) -> Entry |
     `state` may be from any time since the job began its present history. Raises KvpsError.
     """
 
-    def up_to_version() -> Iterator[Entry]:
-        held: list[Entry] = []  # entries move with the commit that follows them; those after the last commit wait
-        for entry in job.entries():
-            held.append(entry)
-            if entry[1].get("kind") == "commit":
-                at = _version(entry[1])
-                if at <= version:
-                    yield from held
-                    held.clear()
-                if at >= version:
-                    return
-
     if version == state.begin.version:
         return None
-    return LogFile(directory, job.name, state.id).extend(up_to_version())
+    return LogFile(directory, job.name, state.id).extend(_up_to(version, job.entries()))
 
 
-def move(job: LoggedJob, scripts: JobScripts, directory: Path, state: State, version: int) -> None:
-    """Move the log up to the commit of `version` from Redis into the file. Raises KvpsError."""
-    last = keep(job, directory, state, version)
+def move(job: LoggedJob, scripts: JobScripts, directory: Path | None, state: State, version: int) -> None:
+    """Move the log up to the commit of `version` from Redis into the file; without a directory, delete it. Raises
+    KvpsError."""
+    if directory:
+        last = keep(job, directory, state, version)
+    else:
+        last = next(iter(deque(_up_to(version, job.entries()), maxlen=1)), None)
     if last and last[1].get("kind") == "commit":
         scripts.trim(state.history, last[0], _version(last[1]))
+
+
+def _up_to(version: int, entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the entries up to the commit of `version`."""
+    held: list[Entry] = []  # entries move with the commit that follows them; those after the last commit wait
+    for entry in entries:
+        held.append(entry)
+        if entry[1].get("kind") == "commit":
+            at = _version(entry[1])
+            if at <= version:
+                yield from held
+                held.clear()
+            if at >= version:
+                return
 
 
 def _version(fields: Mapping[str, str]) -> int:
@@ -172,13 +180,12 @@ class Log:
         own = LogFile(directory, job.name, state.id) if directory else None
         if own and own.path.exists():
             source = _Source(lambda: _joined(own, job))
-        elif state.moved:  # the rest in Redis is short, and may be moved while it is read
-            left = list(job.entries())
+        elif state.moved or state.version - state.begin.version <= _MOST_HELD:  # it may be trimmed while it is read
+            left = _left(job)
             source = _Source(lambda: iter(left))
         else:
             source = _Source(job.entries)
-        begin = source.begin() if state.moved else None
-        self.begin, self._sources = begin or state.begin, [source]
+        self.begin, self._sources = source.begin() or state.begin, [source]
         if directory and self.begin == state.begin:
             self.begin, self._sources = _traced(directory, source, state.begin)
 
@@ -221,6 +228,17 @@ class _Source(NamedTuple):
                 commit = Commit.of(fields)
                 if commit.version <= self.up_to and all(commit.version <= v for n, v in recovered if n > number):
                     yield commit
+
+
+def _left(job: LoggedJob) -> list[Entry]:
+    """Return the log in Redis as one piece: without the entries that were trimmed while it was read."""
+    while True:
+        entries, first = list(job.entries()), next(iter(job.page("0-0")), None)
+        if first is None:
+            return []
+        for number, (id, _) in enumerate(entries):
+            if id == first[0]:
+                return entries[number:]
 
 
 def _traced(directory: Path, source: _Source, begin: Begin) -> tuple[Begin, list[_Source]]:

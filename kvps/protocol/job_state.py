@@ -184,7 +184,7 @@ class State:
     last_entry  the id of the newest entry of its log
     units       the content of the hash `units`
     begin       the point where the job's own log begins
-    moved       the version with whose commit the log in Redis begins; 0 if Redis has all of it
+    moved       the version with whose commit the log in Redis begins (others were moved or deleted); 0 if it is whole
     """
 
     version: int

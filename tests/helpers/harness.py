@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from kvps_aggregator import Aggregator, AggregatorOptions
 from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.log_keeper import AS_USUAL, KeptLog
 from kvps_aggregator.nearness import Near
 
 import kvps
@@ -80,10 +81,11 @@ def aggregating(
     memory_lost: bool = False,
     near: Near | None = None,
     record: Path | None = None,
+    log: KeptLog = AS_USUAL,
 ) -> Iterator[Aggregator]:
     """Serve the job with an aggregator inside the block; raise the aggregator's error after it."""
     stop, failures = threading.Event(), []
-    aggregator = Aggregator(job, stop, shards, AggregatorOptions(record, checkpoints, device, memory_lost, near))
+    aggregator = Aggregator(job, stop, shards, AggregatorOptions(record, checkpoints, device, memory_lost, near, log))
 
     def run() -> None:
         try:

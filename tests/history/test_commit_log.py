@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from helpers.checkpoints import PATIENT, ROUNDS, STOP, train_to
@@ -13,7 +13,9 @@ from helpers.harness import aggregating, check_chain, model, work_on
 from helpers.servers import private_directory
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.log_keeper import KeptLog
 from kvps_cli.prove.verify import proof_of
+from kvps_monitor.loggers.rows import RowReader
 from kvps_workers import load_task
 from kvps_workers.training_loop import train
 
@@ -21,6 +23,7 @@ import kvps
 from kvps.device.base import open_device
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log, LogFile, move
+from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps.store import Store
 
@@ -81,7 +84,7 @@ def test_a_restored_job_is_replayed_from_its_checkpoint(store: Store, tmp_path: 
     start = Checkpoint.load(paths[0])
     _, proof = proof_of(restored, None, None, start)
     assert proof.since == restored.state().moved - 1
-    assert "the checkpoint is not of this log, or the log does not reach it" in proof.differs
+    assert f"version {start.version}: the log begins only after version {proof.since}" in proof.differs
     state, proof = proof_of(restored, None, tmp_path, start)
     assert (proof.since, proof.replayed_since, proof.differs) == (0, begin.version, "")
     assert proof.replayed == state.version - begin.version
@@ -122,6 +125,30 @@ def test_what_was_appended_and_not_trimmed_comes_once(store: Store, tmp_path: Pa
     move(job, job.access.scripts, tmp_path, state, 5)
     with pytest.raises(kvps.KvpsError, match="could not write"):
         move(job, job.access.scripts, tmp_path / "nowhere", state, 5)
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["deleted", "moved"])
+@pytest.mark.parametrize("transport", ["redis", "shm"])
+def test_a_log_has_the_newest_versions_and_says_what_is_gone(
+    store: Store, tmp_path: Path, moves: bool, transport: Literal["redis", "shm"]
+) -> None:
+    job = store.create_job("job", model(), transport=transport, mirror_every=1, optimizer=kvps.Adam(), **PATIENT)
+    rows, start = RowReader(job, 0, checkpoints=tmp_path if moves else None), job.checkpoint()
+    with aggregating(job, log=KeptLog(10, tmp_path if moves else None)):
+        work_on(job, "w0", 60)
+        assert eventually(lambda: job.state().moved >= 49)
+    state, kinds = job.state(), [fields["kind"] for _, fields in job.entries()]
+    assert kinds.count("commit") == 61 - state.moved <= 12
+    assert job.training_seconds() > 0
+    assert [e.facts["version"] for e in EventLog(job.access.client, job.access.keys).newest(0) if e.kind == "commit"]
+    proof = proof_of(job)[1]
+    assert (proof.since, proof.commits, proof.differs) == (state.moved - 1, 60, ""), "what is left is one chain"
+    assert "the log begins only after version" in proof_of(job, start=start)[1].differs
+    assert check_chain(job, tmp_path) == 60
+    assert Log(job, state, tmp_path).begin.version == (0 if moves else state.moved - 1)
+    assert [row.version for row in rows.read()] == list(range(1 if moves else state.moved, 61))
+    assert rows.missing == ([] if moves else [(1, state.moved - 1)])
+    assert bool(list(tmp_path.iterdir())) == moves
 
 
 def test_one_of_several_aggregators_writes(store: Store, tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def prove(
             if start and commit.version == start.version:
                 heads[commit.version] = commit.head
         chain.end(state)
+        if start and start.version < log.begin.version:
+            gap = f"the log begins only after version {log.begin.version} (--checkpoints DIR may have more)"
+            raise Unproved(f"version {start.version}: {gap}")
         if start and heads.get(start.version) != start.head:
             raise Unproved(f"version {start.version}: the checkpoint is not of this log, or the log does not reach it")
         if source:

@@ -15,9 +15,10 @@ from kvps.errors import InvalidSetting, KvpsError, printable
 from kvps.history.events import Event, EventLog
 from kvps.job import Job
 from kvps_cli import connect, options, training_log
-from kvps_cli.output import print_json, start_log
+from kvps_cli.output import print_json, say, start_log
 
 _POLL_S = 0.5
+_OLDER = "the aggregator moved them to its --checkpoints DIR, or had none and deleted them"
 _KIND = 8  # columns, as wide as the longest word
 
 Facts = Mapping[str, Any]
@@ -41,17 +42,15 @@ def log(
     ] = None,
     checkpoints: Annotated[
         Path | None,
-        options.existing_directory(
-            "With --to: also read the part of the log that checkpoints moved to this directory."
-        ),
+        options.existing_directory("With --to: also read the part of the log that was moved to this directory."),
     ] = None,
     redis: options.Redis = None,
 ) -> None:
     """Show what has happened to a job: workers that joined, left or were evicted, each version with its contributions,
     what was rejected, and which aggregator took over which shard.
 
-    Times are the server's, shown in this machine's time zone. An aggregator that writes checkpoints moves the older
-    part of the log into a file there.
+    Times are the server's, shown in this machine's time zone. Redis has the newest part of the log (--log-keep of
+    kvps aggregator start).
     """
     if checkpoints and not to:
         raise InvalidSetting("--checkpoints is for --to")
@@ -61,7 +60,10 @@ def log(
             _write_rows(opened, targets, follow, checkpoints)
             return
         events = EventLog(opened.access.client, opened.access.keys)
-        _print(events.newest(last), as_json)
+        newest = events.newest(last)
+        if (moved := opened.state().moved) and (len(newest) < last or not last):
+            say(f"versions before {moved} are not in Redis any more: {_OLDER}")
+        _print(newest, as_json)
         if follow:
             _print(events.later(opened.state), as_json)
 

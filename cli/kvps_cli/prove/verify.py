@@ -48,7 +48,7 @@ def verify(
     ] = None,
     checkpoints: Annotated[
         Path | None,
-        options.existing_directory("Also read the part of the log that checkpoints moved to this directory."),
+        options.existing_directory("Also read the part of the log that was moved to this directory."),
     ] = None,
     start: Annotated[
         Path | None,
@@ -216,7 +216,7 @@ def _show(state: State, proof: Proof, config: JobConfig) -> None:
     elif proof.since:
         print(
             f"replayed    nothing: the log begins after version {proof.since}; give --checkpoints DIR, where "
-            f"the rest was moved, or --from FILE, a checkpoint of that version or a later one"
+            f"the rest was moved if the aggregator had one, or --from FILE, a checkpoint of that version or a later one"
         )
     elif config.inner_state:
         inner = config.inner_optimizer.kind

@@ -13,21 +13,24 @@ import typer
 from kvps.arrays.layout import DTYPE, Layout, Parameter
 from kvps.config import JobConfig
 from kvps.connection.client import Client
-from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, of_clock, of_latency, of_server
+from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, LogSize, of_clock, of_latency, of_logs, of_server
 from kvps.device.base import open_device
 from kvps.errors import KvpsError, NotPermitted, ServerFull, ServerUnfit
 from kvps.optim import Adam
 from kvps.parsing import bytes_text
+from kvps.protocol.keys import JobKeys
 from kvps.store import Store
 from kvps.transport import shared_memory
 from kvps_cli import connect, options
 from kvps_cli.output import print_json
 from kvps_cli.tables import plain_console
 
-_SECTIONS = ("server", "memory", "persistence", "clients", "replication")
+_SECTIONS = ("server", "memory", "persistence", "clients", "replication", "stats")
 _ASKED = 100  # short requests whose times are taken
 _SETTINGS = ("save", "maxclients", "client-output-buffer-limit", "busy-reply-threshold", "lua-time-limit")
 _MARKS = {OK: "ok", ADVICE: "advice", WRONG: "WRONG"}
+_NEWEST = 200  # entries of a log that its rate is taken from
+_STILL_S = 60.0
 _MB = 1_000_000
 
 
@@ -71,6 +74,7 @@ def _server(store: Store) -> Iterator[Finding]:
         where = f" of master {number + 1}" if len(nodes) > 1 else ""
         yield from (finding._replace(about=finding.about + where) for finding in findings)
     yield _replicas(store.client)
+    yield from _logs(store)
     yield _user(store.client)
     yield of_latency([_seconds(store.client) for _ in range(_ASKED)])
     yield _clock(store.client)
@@ -104,6 +108,24 @@ def _replicas(client: Client) -> Finding:
     if count := client.replicas():
         return Finding("replicas", OK, f"{count} of each server" if client.is_cluster else str(count))
     return Finding("replicas", OK, "none: --durability replicated would be refused")
+
+
+def _logs(store: Store) -> Iterator[Finding]:
+    """The sizes of the commit logs, if there are any and this user may ask, and how fast the fastest one grows."""
+    with suppress(NotPermitted):
+        if logs := [_log_size(store, name) for name in store.jobs()]:
+            yield of_logs(logs)
+
+
+def _log_size(store: Store, name: str) -> LogSize:
+    """Return the size of a job's log, and its rate: 0 if nothing was written to it for a minute."""
+    key = JobKeys(name).commits
+    server = store.client.node(key)
+    entries, nbytes = int(server.call("XLEN", key)), int(server.call("MEMORY", "USAGE", key) or 0)
+    times = [int(id.partition("-")[0]) / 1000 for id, _ in server.call("XREVRANGE", key, "+", "-", "COUNT", _NEWEST)]
+    stands_still = len(times) < 2 or server.seconds() - times[0] > _STILL_S
+    per_s = 0.0 if stands_still else len(times) / max(0.001, times[0] - times[-1])
+    return LogSize(name, entries, nbytes, per_s * nbytes / max(1, entries))
 
 
 def _user(client: Client) -> Finding:

@@ -107,7 +107,7 @@ def start(
         metrics.serving(scraped, store, job),
     ):
         if job is None:
-            serving = AggregatorOptions(kept.record, kept.saving, device, near=nodes)
+            serving = AggregatorOptions(kept.record, kept.saving, device, near=nodes, log=kept.kept_log)
             _serve_all(store, serving, quiet, probes, allow or ())
         else:
             opened = connect.wait_for_job(store, job, quiet)
@@ -120,6 +120,7 @@ def start(
                     device=device,
                     memory_lost=memory_lost,
                     near=nodes,
+                    log_kept=kept.kept_log,
                 )
             if not quiet:
                 say(f"job {opened.name}: finished")

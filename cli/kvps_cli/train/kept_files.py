@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.log_keeper import AS_USUAL, KeptLog
 from kvps_monitor.loggers.targets import Target
 from kvps_monitor.loggers.training_log import TrainingLog
 
@@ -21,8 +22,9 @@ from kvps_cli.options import DEFAULT_CHECKPOINTS, FILES, SharedOptions, check_di
 class KeptFiles(SharedOptions):
     """The options of commands that start aggregators. `prepare` them before anything else.
 
-    saving   what checkpoints they ask for
-    targets  where training curves go
+    saving    what checkpoints they ask for
+    kept_log  how much of the commit log stays in Redis, and where the rest goes
+    targets   where training curves go
     """
 
     record: Annotated[
@@ -44,20 +46,42 @@ class KeptFiles(SharedOptions):
         ),
     ] = None
     checkpoints: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where checkpoints are written.", rich_help_panel=FILES)
-    ] = DEFAULT_CHECKPOINTS
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where checkpoints are written, and the older part of the commit log is moved.",
+            show_default=f"{DEFAULT_CHECKPOINTS} with --checkpoint-every",
+            rich_help_panel=FILES,
+        ),
+    ] = None
     keep: Annotated[
         int, typer.Option(metavar="K", min=1, help="How many checkpoints of a job are kept.", rich_help_panel=FILES)
     ] = 3
+    log_keep: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="How many versions the commit log in Redis has about. Older ones are moved into a file in the "
+            "directory of --checkpoints; without one they are deleted. 0 keeps all.",
+            show_default="100,000 divided by the workers, at least 200",
+            rich_help_panel=FILES,
+        ),
+    ] = None
     log: training_log.Logs = None
     saving: Checkpoints | None = field(init=False, default=None)
+    kept_log: KeptLog = field(init=False, default=AS_USUAL)
     targets: list[Target] = field(init=False, default_factory=list)
 
     def prepare(self, fresh: bool = False) -> None:
         """Check the options and make the directories. With `fresh` the job is a new one. Raises InvalidSetting."""
-        if self.checkpoint_every is not None:
-            directory = check_directory("--checkpoints", self.checkpoints)
-            self.saving = Checkpoints(directory, self.checkpoint_every, self.keep)
+        if self.checkpoint_every is not None or self.checkpoints is not None:
+            directory = check_directory("--checkpoints", self.checkpoints or DEFAULT_CHECKPOINTS)
+            self.kept_log = KeptLog(self.log_keep, directory)
+            if self.checkpoint_every is not None:
+                self.saving = Checkpoints(directory, self.checkpoint_every, self.keep)
+        else:
+            self.kept_log = KeptLog(self.log_keep)
         if self.record is not None:
             self.record = check_directory("--record", self.record)
         self.targets = training_log.targets_of(self.log, "--log", fresh)
@@ -66,11 +90,11 @@ class KeptFiles(SharedOptions):
         """Return the options with which an aggregator keeps the record and the checkpoints."""
         options = ["--record", str(self.record)] if self.record else []
         if self.saving:
-            options += ["--checkpoint-every", str(self.saving.every), "--checkpoints", str(self.saving.directory)]
-            options += ["--keep", str(self.saving.keep)]
-        return options
+            options += ["--checkpoint-every", str(self.saving.every), "--keep", str(self.saving.keep)]
+        versions, directory = self.kept_log
+        options += ["--checkpoints", str(directory)] if directory else []
+        return options + ([] if versions is None else ["--log-keep", str(versions)])
 
     def logging_to(self, job: Job, quiet: bool, holds_newest: bool = False) -> AbstractContextManager[TrainingLog]:
         """Write the training curves of a job inside the block."""
-        checkpoints = self.saving and self.saving.directory
-        return training_log.logging_to(self.targets, job, quiet, checkpoints, holds_newest)
+        return training_log.logging_to(self.targets, job, quiet, self.kept_log.directory, holds_newest)

@@ -73,7 +73,11 @@ def up(
         check_new_name("job", job)
     if report is not None:
         options.check_file("--report", report)
+    if kill_every is not None and kept.log_keep is None:
+        kept.log_keep = 0  # the proof needs the whole log
     kept.prepare(fresh=True)
+    if kill_every is not None and kept.log_keep and not kept.kept_log.directory:
+        raise InvalidSetting("--kill-every proves the whole log: give --checkpoints DIR too, or leave out --log-keep")
     loaded = load_task(task)
     config = replace(settings.job_config(task, loaded), launched_by=launcher.this_process("kvps up"))
     check_prefetch(prefetch, config)
@@ -141,7 +145,7 @@ def _judge(store: Store, job: Job, trial: FaultInjection, kept: KeptFiles) -> No
 
     Rounds that cannot be computed alone are replayed from the record, if there is one.
     """
-    checkpoints = kept.saving and kept.saving.directory
+    checkpoints = kept.kept_log.directory
     verdict = trial.judge(job, checkpoints)
     differs = replayed(store, job, checkpoints, kept.record if job.config.inner_state else None)
     replay = "differs" if differs else "identical"

@@ -55,8 +55,8 @@ TABLE = (
         "kvps_log_versions_missed_total",
         COUNTER,
         _JOB,
-        "Versions whose commit was not in Redis any more when the log was read: a checkpoint had moved it into a file. "
-        "Staleness, joins, leaves, evictions and rejections in them are not counted.",
+        "Versions whose commit was not in Redis any more when the log was read: an aggregator had moved it into a "
+        "file, or deleted it. Staleness, joins, leaves, evictions and rejections in them are not counted.",
     ),
     Spec("kvps_recoveries_total", COUNTER, _JOB, f"Restarts of Redis that lost versions. {_SINCE_FIRST_READING}"),
     Spec("kvps_backlog_contributions", GAUGE, _JOB, "Accepted contributions that wait for their commit."),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from helpers.commands import KVPS, Started, kvps_run, refused
 from helpers.digits_job import digits_job
-from helpers.harness import aggregating, await_version, gradient, model
+from helpers.harness import aggregating, await_version, gradient, model, work_on
 from helpers.waiting import eventually
+from kvps_aggregator.log_keeper import KeptLog
 
 import kvps
 from kvps.history.events import EventLog
@@ -52,6 +53,20 @@ def test_what_happened_is_a_line_each_in_its_order(store: Store) -> None:
         f"version {n}: w0 round {n}, w1 round {n}" for n in (1, 2, 3)
     ]
     assert [line.split("  ")[0] for line in lines] == sorted(line.split("  ")[0] for line in lines)
+
+
+@pytest.mark.slow
+def test_versions_that_are_not_in_redis_any_more_are_said(store: Store) -> None:
+    job = store.create_job("j", model())
+    with aggregating(job, log=KeptLog(2)):
+        work_on(job, "w0", 9)
+        assert eventually(lambda: job.state().moved >= 6)
+    done = kvps_run("log", "j", KVPS_REDIS_URL=store.url)
+    assert done.stderr == (
+        f"versions before {job.state().moved} are not in Redis any more: the aggregator moved them to its "
+        f"--checkpoints DIR, or had none and deleted them\n"
+    )
+    assert f"version {job.state().moved}: w0" in done.stdout
 
 
 @pytest.mark.slow

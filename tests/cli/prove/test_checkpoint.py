@@ -92,6 +92,7 @@ def test_by_hand(lasting: Store, tmp_path: Path) -> None:
         (["checkpoint", "ls", "nowhere"], 2, "there is no directory nowhere"),
         (["aggregator", "start", "--checkpoint-every", "0"], 2, "Invalid value for '--checkpoint-every'"),
         (["aggregator", "start", "--checkpoint-every", "5", "--keep", "0"], 2, "Invalid value for '--keep'"),
+        (["up", "digits", "--kill-every", "1", "--log-keep", "9"], 2, "give --checkpoints DIR too, or leave out --log"),
         (["up", "digits", "--checkpoint-every", "5", "--checkpoints", "/proc/x"], 2, "--checkpoints /proc/x"),
         (["verify", "job", "-q", "--from", "here/bad.safetensors"], 1, "here/bad.safetensors is damaged"),
     ]:

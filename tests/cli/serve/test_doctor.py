@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.commands import kvps_run
-from helpers.harness import model
+from helpers.harness import aggregating, model, work_on
 
 import kvps
 from kvps.store import Store
@@ -31,7 +32,9 @@ def about(findings: list[dict[str, Any]], what: str) -> dict[str, Any]:
 
 
 def test_a_fit_server_is_fit_and_nothing_is_changed(store: Store) -> None:
-    store.create_job("j", model())
+    job = store.create_job("j", model())
+    with aggregating(job):
+        work_on(job, "w0", 3)
     before = keys(store)
     code, findings = doctor(store.url)
     assert (code, keys(store)) == (0, before)
@@ -39,6 +42,9 @@ def test_a_fit_server_is_fit_and_nothing_is_changed(store: Store) -> None:
     assert about(findings, "version")["found"].startswith(store.server_name)
     assert about(findings, "latency")["verdict"] == "ok"
     assert about(findings, "clock")["verdict"] == "ok"
+    assert re.fullmatch(
+        r"6 entries of 1 job, [\d.]+ kB, \d+ bytes each(; job j grows by .* kB/s)?", about(findings, "commit")["found"]
+    )
     assert about(findings, "user")["verdict"] in ("ok", "advice")
     wanted = ("eviction", "persistence", "memory", "clients", "reply", "scripts", "replicas", "shared", "GPU")
     assert all(about(findings, what) for what in wanted)
