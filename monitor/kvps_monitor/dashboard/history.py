@@ -16,8 +16,7 @@ from kvps_monitor.views import JobView
 
 MOST = 1200
 """How many points of a series are kept: more than a chart has pixels."""
-_BINS = 100  # of the time before the first look
-_SHORTEST_S = 0.4  # of one of them: looks are not closer to each other
+_BINS, _SHORTEST_S = 60, 0.1  # parts of the time before the first look, and how long one is at least
 T = TypeVar("T")
 
 
@@ -85,8 +84,10 @@ class History:
         iterations: Iterable[Sequence[Iteration]],
         versions: Sequence[Sequence[ShardVersion]],
         commits: Iterable[Event],
+        now_s: float,
     ) -> None:
-        """Add what was recorded before the first look. `commits` are the newest of the log."""
+        """Add what was recorded before the first look, which is at `now_s`, or for a finished job at its end. `commits`
+        are the newest of the log."""
         recorded = sorted(chain.from_iterable(iterations), key=lambda i: tuple(map(int, i.entry.split("-"))))
         self._add_losses(look, ((i.round, i.worker, i.loss) for i in recorded if i.loss is not None))
         norms = GradientNorms(len(versions))
@@ -95,10 +96,10 @@ class History:
         made = [(v.at_us / 1e6, (1, v.contributions)) for v in (versions[0] if versions else ())]
         moved = [(i.at_us / 1e6, (i.pulled, i.pushed)) for each in iterations for i in each if i.at_us]
         for name, entries in (("rate", made), ("traffic", moved)):
-            for at_s, width, counts in _bins(entries):
+            for at_s, width, counts in _bins(entries, now_s):
                 self._series[name].put(look, at_s, [sum(pair[n] for pair in counts) / width for n in (0, 1)])
         committed = [(e.at_ms / 1000, c["staleness"]) for e in commits for c in e.facts["contributions"]]
-        for at_s, _, late in _bins(committed):
+        for at_s, _, late in _bins(committed, now_s):
             if late:
                 self._series["lag"].put(look, at_s, (mean(late), float(max(late)), None))
 
@@ -148,12 +149,13 @@ class History:
         return 1000 * max(0, last - first) / (ended_ms - began_ms) if ended_ms > began_ms else None
 
 
-def _bins(entries: Sequence[tuple[float, T]]) -> Iterator[tuple[float, float, list[T]]]:
-    """Divide what has a time in seconds into even parts of the time. Yield the end of each part, its length, and what
-    is in it; a part that has only just begun is left to the looks."""
+def _bins(entries: Sequence[tuple[float, T]], until_s: float) -> Iterator[tuple[float, float, list[T]]]:
+    """Divide what has a time in seconds into even parts of the time up to `until_s`, less a silence that is longer
+    than all before it. Yield the end of each part, its length, and what is in it."""
     if not entries:
         return
     began, ended = min(at_s for at_s, _ in entries), max(at_s for at_s, _ in entries)
+    ended = max(ended, min(until_s, 2 * ended - began + 10))
     width = max(_SHORTEST_S, (ended - began) / _BINS)
     parts = defaultdict[int, list[T]](list)
     for at_s, value in entries:

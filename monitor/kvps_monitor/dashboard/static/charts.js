@@ -7,7 +7,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 /**
  * A chart in a card.
  *   title   over it
- *   x       how a value of x is written; on the axis, `tick`
+ *   x       how a value of x is written; on the axis, `tick`, which is told the axis' length too
  *   lines   [{label, colour: a CSS variable, value: how it is written, dash}]; one without a label is in no legend
  *   band    two numbers of lines: what is between them is filled
  *   shaped  whether the user may smooth the lines, and have a logarithmic axis
@@ -106,11 +106,11 @@ export class Chart {
         padding: [8, 20, 0, 0],
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
         scales: {
-          x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) },
+          x: { time: false, range: (plot, low, high) => (plot.data[0].length > 1 ? [low, high] : [plot.data[0][0] - 1, plot.data[0][0] + 1]) },
           y: this.log ? { distr: 3 } : { range: (_, low, high) => range(low, high) },
         },
         axes: [
-          { ...axis, size: 24, space: 70, values: (_, ticks) => ticks.map((tick) => this.tick(tick)) },
+          { ...axis, size: 24, space: 70, values: (_, ticks) => ticks.map((tick) => this.tick(tick, ticks.at(-1) - ticks[0])) },
           { ...axis, size: 46, values: (_, ticks) => ticks.map((tick) => tickText(tick)) },
         ],
         series: [

@@ -15,6 +15,7 @@ const EVENTS = 10;
 export function showJob(page, job) {
   const state = el("span");
   const what = el("p.muted");
+  const final = el("p", { hidden: true });
   const tiles = new Tiles(["Progress", "Elapsed", "Time left", "Version", "Versions", "Loss", "Workers", "Contributions", "Backlog", "Units", "Memory"]);
   const charts = makeCharts();
   const beside = new Beside(job, charts.loss, () => draw());
@@ -30,6 +31,7 @@ export function showJob(page, job) {
   page.replaceChildren(
     el("div.heading", {}, el("h1", {}, job), state),
     what,
+    final,
     tiles.node,
     timeline.node,
     el("div.charts", {}, ...Object.values(charts).map((chart) => chart.node)),
@@ -55,6 +57,8 @@ export function showJob(page, job) {
     const active = stream.workers.filter((w) => !["finished", "left", "evicted"].includes(w.state)).length;
     const over = f.state === "finished";
     setBound(f.staleness, f.expected_workers);
+    final.hidden = !over;
+    if (over) setText(final, finalFigures(f));
     tiles.set({
       Progress: f.progress === null ? "" : `${Math.floor(100 * f.progress)} %`,
       Elapsed: f.elapsed_s === null ? "" : duration(1000 * f.elapsed_s),
@@ -63,7 +67,7 @@ export function showJob(page, job) {
       Loss: loss(f.loss),
       Workers: present(f.state, active, f.expected_workers),
       Backlog: whole(f.backlog),
-      Contributions: whole(f.contributions) + (over && f.elapsed_s ? ` · ${perSecond(ratio(f.contributions, f.elapsed_s))}` : ""),
+      Contributions: whole(f.contributions),
       Units: f.units ? `${whole(f.units_done)} of ${whole(f.units)}` : "",
       "Time left": f.eta_s ? duration(1000 * f.eta_s) : "",
       Memory: bytes(f.memory) + (f.memory_limit ? ` of ${bytes(f.memory_limit)}` : ""),
@@ -79,6 +83,12 @@ export function showJob(page, job) {
 
 const ratio = (number, seconds) => (seconds ? number / seconds : null);
 
+function finalFigures(f) {
+  const counted = `${plural(f.contributions, "contribution")} in ${plural(f.version, "version")}`;
+  const rate = `${perSecond(ratio(f.contributions, f.elapsed_s)).replace("/s", "")} contributions/s`;
+  return [counted, duration(1000 * f.elapsed_s), rate, `loss ${loss(f.loss)}`].join(", ");
+}
+
 function setState(node, job) {
   if (node.textContent !== jobDoes(job)) node.replaceChildren(statePill(job.state, jobDoes(job)));
 }
@@ -86,7 +96,7 @@ function setState(node, job) {
 function makeCharts() {
   const round = (value) => `round ${whole(value)}`;
   const version = (value) => `version ${whole(value)}`;
-  const time = (s) => clock(1000 * s);
+  const time = (s, length = 60) => clock(1000 * s, length < 5);
   const rate = (value) => `${bytes(value)}/s`;
   return {
     loss: new Chart("Loss", {

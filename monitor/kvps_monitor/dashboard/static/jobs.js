@@ -57,7 +57,7 @@ function cells(job) {
     cell("Version", whole(job.version)),
     cell("Versions", perSecond(job.commits_per_s)),
     cell("Loss", loss(job.loss)),
-    cell("Last change", `${duration(1000 * job.silent_s)} ago`),
+    cell("Last change", job.silent_s < 1 ? "just now" : `${duration(1000 * job.silent_s)} ago`),
     cell("Age", duration(1000 * job.age_s)),
     cell("Model", bytes(job.model_bytes)),
   ];

@@ -68,7 +68,7 @@ export class Timeline {
     if (!this.visible || this.frozenAt || this.asking || !wanted.count) return;
     this.asking = true;
     this.#fit();
-    const oldest = this.#isOver && !this.lastEnd ? 0 : this.#endMs - 1.2 * Math.max(this.windowMs, 10000);
+    const oldest = !this.lastEnd ? 0 : this.#endMs - 1.2 * Math.max(this.windowMs, 10000);
     const names = this.names.slice(wanted.first, wanted.first + wanted.count);
     const after = Math.max(oldest, Math.min(...names.map((name) => this.lanes.get(name)?.at(-1)?.end ?? oldest)));
     try {
