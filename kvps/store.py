@@ -24,6 +24,7 @@ from kvps.arrays.parts import with_parts
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import JobConfig, JobSettings
 from kvps.config.combinations import check_layout
+from kvps.config.specs import REPLICATED
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
 from kvps.connection.replica_reader import ReplicaReader
@@ -190,6 +191,8 @@ class Store:
         Raises JobExists, InvalidName, InvalidSetting; nothing was changed then.
         """
         config = replace(checkpoint.config, launched_by="")
+        if config.replicas:  # these may be other servers
+            config = replace(config, durability=REPLICATED)
         if config.transport == "shm":  # this may be another host
             config = replace(config, transport="auto", memory="")
         name = check_new_name("job", checkpoint.job if name is None else name)
@@ -233,7 +236,7 @@ class Store:
             raise job_exists(name)
         if self.client.call("EXISTS", keys.removed):
             raise being_removed(name)
-        config = with_transport(self.client, config, layout, name)
+        config = self._with_replicas(with_transport(self.client, config, layout, name))
         self.check_room(name, config, layout)
         # A name of its own: the bytes that another creator of the same job stages are never touched.
         version = checkpoint.version if checkpoint else 0
@@ -257,11 +260,6 @@ class Store:
                 low, high = layout.shard_range(shard)
                 manifest = {"plan": 0, "version": version, "bytes": (high - low) * DTYPE.itemsize, "digests": digests}
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
-        if config.durability == "replicated" and not self.client.replicas():
-            raise ServerUnfit(
-                f"durability replicated needs a replica of each server, and {redacted(self.url)} has one without: "
-                f"add a replica, or choose durability 'memory'"
-            )
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
         access = JobAccess.of(self.client, keys, config, layout)
         transport = open_transport(access)
@@ -278,6 +276,22 @@ class Store:
             transport.discard()
             raise
         return Job(self.client, name, self._replicas)
+
+    def _with_replicas(self, config: JobConfig) -> JobConfig:
+        """Return the settings with the number of replicas that must confirm what is acknowledged: all that each server
+        has now. Raises ServerUnfit where a failover could go to another one."""
+        if not config.replicas:
+            return config
+        attached, where = self.client.attached(), redacted(self.url)
+        why, remedy = attached.why_not_all()
+        if why:
+            raise ServerUnfit(
+                f"durability replicated waits for all replicas of each server. At {where} {why}: {remedy}"
+            )
+        asked = replace(config, durability=f"{REPLICATED}:{attached.fewest}")
+        if config.durability not in (REPLICATED, asked.durability):
+            raise ServerUnfit(f"durability {config.durability}: each server at {where} has {attached.fewest} replicas")
+        return asked
 
     def _is_near(self) -> bool:
         """Whether the server is on this host, and its URL does not show that other hosts use it."""

@@ -146,7 +146,7 @@ def _check_compensation(s: UncheckedConfig) -> None:
 
 
 def _check_shared_memory(s: UncheckedConfig) -> None:
-    if s.transport == "shm" and s.durability == "replicated":
+    if s.transport == "shm" and s.replicas:
         raise InvalidSetting("durability replicated is for transport redis: shared memory has no replica")
     if s.transport == "shm" and (s.shards > 1 or s.weight_format != "fp32"):
         raise InvalidSetting(

@@ -36,7 +36,7 @@ class JobSettings(TypedDict, total=False):
     worker_timeout_ms: int
     lease_ms: int
     spans: Literal["on", "off"]
-    durability: Literal["memory", "replicated"]
+    durability: str
     min_workers: int
     units: int
     rounds: int

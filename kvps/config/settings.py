@@ -221,11 +221,13 @@ class UncheckedConfig:
         choices=("on", "off"),
         group="Monitoring",
     )
-    durability: Literal["memory", "replicated"] = setting(
+    durability: str = setting(
         "memory",
-        "What an acknowledgement means: memory, that the server has the contribution; replicated, that a replica has "
-        "it too, so that a failover of one server at a time loses nothing.",
-        choices=("memory", "replicated"),
+        "What an acknowledgement means: memory, that the server has the contribution; replicated, that all its "
+        "replicas have it too, so that a failover of one server at a time loses nothing; replicated:N, the same where "
+        "each server has N replicas.",
+        why_not=specs.not_a_durability,
+        metavar="memory|replicated[:N]",
         group="Failures",
     )
     min_workers: int = setting(
@@ -290,6 +292,13 @@ class UncheckedConfig:
     def host(self) -> str:
         """Over shared memory, the host of that memory."""
         return self.memory.partition("/")[0]
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas of a server must have what is acknowledged; 0 with durability memory. A job that was
+        created without a number goes back to a kvps that waited for one."""
+        word, _, number = self.durability.partition(":")
+        return int(number or 1) if word == specs.REPLICATED else 0
 
     @property
     def measures_gradients(self) -> bool:

@@ -19,6 +19,8 @@ MOST_OPTIMIZER = 1 << 22
 """The most characters of an optimizer as JSON: thousands of names in groups, and tables of learning rates."""
 
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?s")
+REPLICATED = "replicated"
+_DURABILITY = re.compile(rf"memory|{REPLICATED}(:[1-9][0-9]?)?")
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?(e-[0-9]{1,2})?")  # as `repr` writes a float
 _MOST_NUMBER = 999_999_999
@@ -140,6 +142,11 @@ def not_a_strength(value: object) -> str:
     return (
         "" if fits else f"must be 0, or a number from {_LEAST_STRENGTH} to {_MOST_NUMBER}, as 0.04, not {shown(value)}"
     )
+
+
+def not_a_durability(value: object) -> str:
+    fits = isinstance(value, str) and _DURABILITY.fullmatch(value)
+    return "" if fits else f"must be memory, replicated or replicated:N with a number of replicas, not {shown(value)}"
 
 
 def not_a_launcher(value: object) -> str:

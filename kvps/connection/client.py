@@ -33,6 +33,7 @@ from kvps.arrays.digest import Buffers
 from kvps.connection import patience, sentinel
 from kvps.connection.patience import Retries
 from kvps.connection.queries import Queries
+from kvps.connection.replicas import ASK_ATTACHED, NONE, Attached, Copies, NotReplicated, in_step
 from kvps.connection.resp import Command
 from kvps.connection.server_health import reply_limit
 from kvps.connection.server_info import EXPIRING_KEY, check_fit, greeting_as_info, policy_of
@@ -41,16 +42,13 @@ from kvps.connection.sockets import (
     CONNECTION_CUT,
     ArrayPool,
     ClientRefused,
-    NotReplicated,
     Put,
     ReplyCut,
     Stored,
-    check_replicas,
     connection_settings,
     no_server,
     redacted,
     too_many_clients,
-    wait_for,
 )
 from kvps.errors import KvpsError, NoServer, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit, shown
 from kvps.machine.fork import ProcessOwner
@@ -70,7 +68,7 @@ _UNKNOWN = re.compile(r"unknown command [`']?([\w|]+)|Unknown (?:Redis )?command
 _REFUSED = re.compile(r"run the '([\w|]+)' command")
 _IN_SCRIPT = re.compile("ACL failure in script|The user executing the script can't")
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
-_PASSING = ("BUSY ", "NOREPLICAS", "MISCONF")
+_PASSING = ("BUSY ", "NOREPLICAS", "MISCONF", "UNBLOCKED ")  # the last: its master became a replica meanwhile
 _PASSING_ERRORS = (ClusterDownError, TryAgainError, AskError)  # a MasterDownError and a MovedError too
 
 _SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # redis-py's functions that shape replies
@@ -95,7 +93,7 @@ class Client(Queries):
         self._where = redacted(url)
         self._most_connections = int(settings["max_connections"])
         self._why_lost = why_lost  # for a URL: why no server will ever answer there again, or ""
-        self._replicas = 0  # how many must have what is stored
+        self._copies = NONE  # which replicas must have what is stored
         self._maxclients: int | None = None  # None until the server says it
         # BLOCK ends well before the socket's timeout: a reply that came just as that expires would be a cut.
         self._block_ms = int(settings["socket_timeout"] * 500)
@@ -106,11 +104,10 @@ class Client(Queries):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._where})"
 
-    def replicating(self, replicas: int = 1) -> Client:
-        """Return this client, but one that takes as stored only what so many `replicas` have too, or with IF_ANY one
-        where there is one."""
+    def replicating(self, copies: Copies) -> Client:
+        """Return this client, but one that takes as stored only what the replicas that `copies` asks for have too."""
         client = copy(self)
-        client._replicas, client.small_bytes = replicas, 0  # WAIT is for what its own connection wrote before
+        client._copies, client.small_bytes = copies, 0  # WAIT is for what its own connection wrote before
         return client
 
     def twin(self, patience_s: float) -> Client:
@@ -171,19 +168,28 @@ class Client(Queries):
         """
 
         def run() -> Any:
-            replicas = self._arrays.replicas_of(keys_of(command)[0], self._replicas)
-            reply, *marked, confirmed = self._ask([command, *([mark] if mark else []), wait_for(replicas)])
-            if marked and marked[0][0] != "OK":
-                return marked[0]
-            check_replicas(confirmed, replicas)
+            copies = self._arrays.copies_of(keys_of(command)[0], self._copies)
+            marks = [mark] if mark else []
+            reply, *replies = self._ask([command, *marks, *copies.asked()])
+            if marks and (marked := replies.pop(0))[0] != "OK":
+                return marked
+            copies.check(replies)
             return reply
 
         return self._repeat(run)
 
-    def replicas_with(self, mark: Command, ms: int) -> tuple[Any, int]:
-        """Run `mark`. Return its answer, and how many replicas have its write within `ms`."""
-        answer, confirmed = self._repeat(lambda: self._ask([mark, wait_for(1, ms)]))
+    def replicas_with(self, mark: Command, replicas: int, ms: int) -> tuple[Any, int]:
+        """Run `mark`, and wait for `ms` at most until so many replicas have its write. Return its answer, and how many
+        have it."""
+        answer, confirmed = self._repeat(lambda: self._ask([mark, ("WAIT", replicas, ms)]))
         return answer, int(confirmed)
+
+    def attached(self) -> Attached:
+        """Return which replicas the server has now, and which others could take its place later."""
+        replicas = in_step(self._repeat(lambda: self._ask([ASK_ATTACHED])[0]))
+        watch = connection_settings(self.url).get("sentinels")
+        known = self._repeat(watch.replicas) if watch else replicas
+        return Attached(replicas, replicas, max(0, known - replicas))
 
     def own_replicas(self, key: str) -> int:
         """Return how many replicas could take the place of the server that has a key, while other keys stay where they
@@ -258,12 +264,12 @@ class Client(Queries):
 
     def put(self, items: Sequence[tuple[str, Buffers]], wait_for_room: bool = True) -> None:
         """SET each key to its pieces of memory, and wait for every OK. Raises ServerLost, ServerFull, ServerError."""
-        self._repeat(lambda: self._arrays.put(items, None, self._replicas), room=wait_for_room)
+        self._repeat(lambda: self._arrays.put(items, None, self._copies), room=wait_for_room)
 
     def put_once(self, items: Sequence[tuple[str, Buffers]], stored: Stored | None = None) -> None:
         """Like `put`, but leave a cut to the caller: raises redis-py's ConnectionError or TimeoutError. By then,
         `stored` was called with each key that has arrived."""
-        self._repeat(lambda: self._arrays.put(items, stored, self._replicas), cuts=False)
+        self._repeat(lambda: self._arrays.put(items, stored, self._copies), cuts=False)
 
     def put_and_call(
         self, items: Sequence[tuple[str, Buffers]], *command: Any, cuts: bool = True, wait_for_room: bool = True
@@ -284,7 +290,7 @@ class Client(Queries):
         """
         items: list[tuple[str, Buffers]] = []
         sending = ExitStack()
-        send = self._repeat(lambda: sending.enter_context(self._arrays.putting(stored, self._replicas)))
+        send = self._repeat(lambda: sending.enter_context(self._arrays.putting(stored, self._copies)))
 
         def put(key: str, value: Buffers) -> None:
             self.owner.check()
@@ -304,7 +310,7 @@ class Client(Queries):
                 raise
             if isinstance(error, CONNECTION_CUT) and not cuts:
                 raise
-            self._repeat(lambda: self._arrays.put(items, stored, self._replicas), cuts, wait_for_room)
+            self._repeat(lambda: self._arrays.put(items, stored, self._copies), cuts, wait_for_room)
 
     def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
         """GET each key into its buffer. Raises ChunkGone, ServerLost, ServerError."""
@@ -400,7 +406,7 @@ class Client(Queries):
         if isinstance(error, BusyLoadingError):
             return self._loading()
         if isinstance(error, NotReplicated):
-            return "no replica confirms what is written"
+            return str(error)
         if isinstance(error, ClientRefused):
             return "it takes no more clients"
         if isinstance(error, ReplyCut):
@@ -421,8 +427,7 @@ class Client(Queries):
         where = self._where
         if isinstance(error, NotReplicated):
             return ServerLost(
-                f"no replica of a server at {where} has confirmed what was written for {waited}, and durability "
-                f"replicated waits for one: start its replica"
+                f"{error} (at {where}, for {waited}): {error.remedy}; or go on in a new job (kvps checkpoint restore)"
             )
         if isinstance(error, ClientRefused):
             return too_many_clients(self.url, self._maxclients)

@@ -12,6 +12,7 @@ from kvps.connection.client import WAIT_MS, Client, newest_entries
 from kvps.connection.cluster_nodes import at_node
 from kvps.connection.cluster_pool import ClusterPool
 from kvps.connection.queries import Queries
+from kvps.connection.replicas import Attached
 from kvps.connection.resp import Command
 from kvps.connection.slots import Address, SlotMap, keys_of, slot_of
 from kvps.errors import KvpsError, NoServer, ServerLost
@@ -71,8 +72,11 @@ class ClusterClient(Client):
     def evicted_keys(self) -> int:
         return sum(self.on_masters(Client.evicted_keys))
 
-    def replicas(self) -> int:
-        return int(min(self.on_masters(Client.replicas)))
+    def attached(self) -> Attached:
+        counts = [each.fewest for each in self.on_masters(Client.attached)]
+        flags = [node["flags"].split(",") for node in self.call("CLUSTER NODES").values()]
+        known = sum("slave" in each or "fail" in each for each in flags)
+        return Attached(min(counts), max(counts), max(0, known - sum(counts)))
 
     def own_replicas(self, key: str) -> int:
         return self._repeat(lambda: self._arrays.nodes.replicas(key))

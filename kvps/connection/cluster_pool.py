@@ -19,17 +19,10 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyErr
 from kvps.arrays.digest import Buffers
 from kvps.connection.cluster_nodes import ClusterNodes
 from kvps.connection.lane import Lane
+from kvps.connection.replicas import IF_ANY, NONE, Copies
 from kvps.connection.resp import Command
 from kvps.connection.slots import ASKING, Address, asking, keys_of
-from kvps.connection.sockets import (
-    CONNECTION_CUT,
-    IF_ANY,
-    ChunkGone,
-    Put,
-    Stored,
-    check_replicas,
-    wait_for,
-)
+from kvps.connection.sockets import CONNECTION_CUT, ChunkGone, Put, Stored
 
 _MOST_HOPS = 8  # redirections of one command; a topology at rest needs one
 _EVERYWHERE = frozenset(["SCRIPT LOAD", "ACL SETUSER"])  # what each node keeps for itself
@@ -44,9 +37,9 @@ class ClusterPool:
         self.nodes = ClusterNodes(url)
         self.closed = False
 
-    def replicas_of(self, key: str, replicas: int) -> int:
-        """Return how many replicas must have what is stored under a key, where `replicas` may be IF_ANY."""
-        return min(1, self.nodes.replicas(key)) if replicas == IF_ANY else replicas
+    def copies_of(self, key: str, copies: Copies) -> Copies:
+        """Return which copies there must be of what is stored under a key, where `copies` may be IF_ANY."""
+        return Copies(min(1, self.nodes.replicas(key))) if copies == IF_ANY else copies
 
     # -- commands ---------------------------------------------------------------------------------------------
 
@@ -105,14 +98,14 @@ class ClusterPool:
 
     # -- arrays -----------------------------------------------------------------------------------------------
 
-    def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None, replicas: int = 0) -> None:
+    def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None, copies: Copies = NONE) -> None:
         """Like `ArrayPool.put`, on all nodes at once."""
-        with self.putting(stored, replicas) as put:
+        with self.putting(stored, copies) as put:
             for key, value in items:
                 put(key, value)
 
     @contextmanager
-    def putting(self, stored: Stored | None = None, replicas: int = 0) -> Iterator[Put]:
+    def putting(self, stored: Stored | None = None, copies: Copies = NONE) -> Iterator[Put]:
         """Like `ArrayPool.putting`, on all nodes at once. No thread sends any more when the block is left."""
         lanes: dict[Address, Lane] = {}
         failed: RedisError | None = None
@@ -125,7 +118,7 @@ class ClusterPool:
                 failed = failed or error
                 return
             if address not in lanes:
-                lanes[address] = Lane(self.nodes.pool(address), stored, self.replicas_of(key, replicas))
+                lanes[address] = Lane(self.nodes.pool(address), stored, self.copies_of(key, copies))
             lanes[address].send(key, value)
 
         def flush() -> None:
@@ -153,18 +146,16 @@ class ClusterPool:
             raise failed
         for address, lane in lanes.items():
             for key, value, redirection in lane.refused:
-                self._put_redirected(key, value, redirection, address, replicas)
+                self._put_redirected(key, value, redirection, address, copies)
                 if stored:
                     stored(key)
 
-    def _put_redirected(self, key: str, value: Buffers, error: ResponseError, asked: Address, replicas: int) -> None:
-        replicas = self.replicas_of(key, replicas)
-        wait = [wait_for(replicas)] if replicas else []
-        reply, *confirmed = self._followed([("SET", key, list(value)), *wait], [error], asked)
+    def _put_redirected(self, key: str, value: Buffers, error: ResponseError, asked: Address, copies: Copies) -> None:
+        copies = self.copies_of(key, copies)
+        reply, *confirmed = self._followed([("SET", key, list(value)), *copies.asked()], [error], asked)
         if isinstance(reply, ResponseError):
             raise reply
-        for each in confirmed:
-            check_replicas(each, replicas)
+        copies.check(confirmed)
 
     def get(self, items: Sequence[Item]) -> None:
         """Like `ArrayPool.get`, from all nodes at once."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from redis.exceptions import AskError, ResponseError
 
 from kvps.arrays.digest import Buffers
+from kvps.connection.replicas import Copies
 from kvps.connection.sockets import ArrayPool, Stored
 
 _LOOK_S = 0.1  # between two looks whether the thread has failed
@@ -20,14 +21,14 @@ class Lane:
     refused  key, value and error of what another node has
     """
 
-    def __init__(self, pool: ArrayPool, stored: Stored | None, replicas: int) -> None:
+    def __init__(self, pool: ArrayPool, stored: Stored | None, copies: Copies) -> None:
         self.refused: list[tuple[str, Buffers, ResponseError]] = []
         self._items: queue.SimpleQueue[tuple[str, Buffers] | threading.Event | None] = queue.SimpleQueue()
         self._values: dict[str, Buffers] = {}
         self._dropped = False
         self._failure: BaseException | None = None
         self._ended = threading.Event()  # an interrupted Thread.join of Python 3.11 takes the thread for ended
-        threading.Thread(target=self._run, args=(pool, stored, replicas), name="kvps-put", daemon=True).start()
+        threading.Thread(target=self._run, args=(pool, stored, copies), name="kvps-put", daemon=True).start()
 
     def send(self, key: str, value: Buffers) -> None:
         self._values[key] = value
@@ -63,9 +64,9 @@ class Lane:
         if self._failure:
             raise self._failure
 
-    def _run(self, pool: ArrayPool, stored: Stored | None, replicas: int) -> None:
+    def _run(self, pool: ArrayPool, stored: Stored | None, copies: Copies) -> None:
         try:
-            with suppress(_Dropped), pool.putting(stored, replicas, self._refuse) as put:
+            with suppress(_Dropped), pool.putting(stored, copies, self._refuse) as put:
                 while (item := self._items.get()) is not None and not self._dropped:
                     if isinstance(item, threading.Event):
                         item.set()

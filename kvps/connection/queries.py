@@ -51,10 +51,6 @@ class Queries(ABC):
         """Return the server's run id, Redis's own id of the present run of the server process."""
         return str(self.call("INFO", "server")["run_id"])
 
-    def replicas(self) -> int:
-        """Return how many replicas are connected to the server; of a cluster, to the master with the fewest."""
-        return int(self.call("INFO", "replication")["connected_slaves"])
-
     def redis_version(self) -> tuple[int, int]:
         """Return the version of Redis whose commands the server has, as (7, 2)."""
         return version_of(str(self.call("INFO", "server").get("redis_version", "")))

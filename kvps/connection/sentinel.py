@@ -84,18 +84,27 @@ class Sentinels:
 
     def master(self) -> tuple[str, int]:
         """Return where the master is, as the first Sentinel says that answers. Raises NoMaster."""
+        host, port = self._reply("SENTINEL GET-MASTER-ADDR-BY-NAME")
+        return str(host), int(port)
+
+    def replicas(self) -> int:
+        """Return how many replicas a Sentinel knows, also those that do not answer now. Raises NoMaster."""
+        return len(self._reply("SENTINEL REPLICAS"))
+
+    def _reply(self, command: str) -> Any:
+        """Return what the first Sentinel answers that knows the master."""
         asked, ignorant, silent = list(self.places), [], ""
         for place in asked:
             try:
                 with redis.Redis(host=place[0], port=place[1], **self._settings) as sentinel:
-                    address = cast(Any, sentinel).execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._name)
+                    reply = cast(Any, sentinel).execute_command(command, self._name)
             except RedisError as error:
                 silent = str(error)
                 continue
-            if address:
+            if reply is not None:
                 # The next connection asks this one first, and does not wait again for those that are silent.
                 self.places = [place, *(other for other in asked if other != place)]
-                return str(address[0]), int(address[1])
+                return reply
             ignorant.append(place)
         if ignorant:
             raise NoMaster(f"no Sentinel knows a master named {self._name!r} at {_listed(ignorant)}")

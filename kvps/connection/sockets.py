@@ -41,6 +41,7 @@ from kvps.arrays.layout import CHUNKS_AHEAD
 from kvps.connection import sentinel
 from kvps.connection.credentials import CA, CERTIFICATE, credentials, over_tls
 from kvps.connection.patience import patience_s
+from kvps.connection.replicas import IF_ANY, NONE, Copies
 from kvps.connection.resp import Command, Replies, packed
 from kvps.connection.urls import check_form, speaks_tls
 from kvps.errors import InvalidSetting, NoServer, TooManyClients
@@ -51,8 +52,6 @@ CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
 _UNUSED_S = 60.0
-_REPLICA_MS = 1000  # the longest wait for a replica before another try
-IF_ANY = -1
 """In place of a number of replicas: one, of each server that has a replica which could take its place."""
 _NO_LIMIT = 2**31  # connections: the server has a limit of its own, maxclients
 _REFUSAL = "max number of clients reached"
@@ -106,10 +105,6 @@ class ClosedHere(RedisConnectionError):
 
 class ReplyCut(RedisConnectionError):
     """The server has closed the connection in the middle of a reply."""
-
-
-class NotReplicated(RedisTimeoutError):
-    """What was written may be lost by a failover: no replica has confirmed it in time."""
 
 
 class _Bulk:
@@ -371,19 +366,6 @@ def redacted(url: str) -> str:
     return re.sub(r"(password=)[^&]*", r"\1***", shown)
 
 
-def wait_for(replicas: int, ms: int = _REPLICA_MS) -> Command:
-    """Return the command that waits until so many replicas have all that was written on its connection."""
-    return ("WAIT", replicas, ms)
-
-
-def check_replicas(reply: Any, replicas: int) -> None:
-    """Raise NotReplicated unless WAIT has found so many replicas."""
-    if isinstance(reply, RedisError):
-        raise reply
-    if reply < replicas:
-        raise NotReplicated("no replica has confirmed what was written")
-
-
 class ArrayPool:
     """Connections that move chunks. Each call takes one of its own, so that threads do not wait for each other."""
 
@@ -401,29 +383,29 @@ class ArrayPool:
         self._idle: deque[Any] = deque()  # the last one used is the first one taken
         self.closed = False
 
-    def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None, replicas: int = 0) -> None:
+    def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None, copies: Copies = NONE) -> None:
         """SET each (key, value) and wait until the server has answered OK to all; `stored` is called for each.
 
         Raises redis-py's ResponseError (OOM, READONLY ...) for the first that was refused, and its ConnectionError or
         TimeoutError after a cut: then any of the values may have been stored.
         """
-        with self.putting(stored, replicas) as put:
+        with self.putting(stored, copies) as put:
             for key, value in items:
                 put(key, value)
 
     @contextmanager
     def putting(
-        self, stored: Stored | None = None, replicas: int = 0, refused: Refused = lambda key, error: False
+        self, stored: Stored | None = None, copies: Copies = NONE, refused: Refused = lambda key, error: False
     ) -> Iterator[Put]:
         """Yield a `Put` that never fails: leaving the block raises.
 
-        Values are stored once so many `replicas` have them too. `refused` is called with each key that was refused;
-        leaving the block does not raise what it returns True for.
+        Values are stored once the replicas that `copies` asks for have them too. `refused` is called with each key that
+        was refused; leaving the block does not raise what it returns True for.
         """
         failed: RedisError | None = None
         waiting: deque[str] = deque()
         confirmed: list[str] = []
-        confirms = confirmed.append if replicas else stored
+        confirms = confirmed.append if copies.least else stored
 
         with self.using() as connection:
 
@@ -458,7 +440,7 @@ class ArrayPool:
             while waiting:
                 confirm()
             if confirmed:
-                check_replicas(connection.exchange([wait_for(replicas)], ())[0][0], replicas)
+                copies.check(connection.exchange(copies.asked(), ())[0])
         if stored:
             for key in confirmed:
                 stored(key)
@@ -486,9 +468,9 @@ class ArrayPool:
         with self.using() as connection:
             return connection.exchange(commands, gets)
 
-    def replicas_of(self, key: str, replicas: int) -> int:
-        """Return how many replicas must have what is stored under a key, where `replicas` may be IF_ANY."""
-        return max(0, replicas)
+    def copies_of(self, key: str, copies: Copies) -> Copies:
+        """Return which copies there must be of what is stored under a key, where `copies` may be IF_ANY."""
+        return NONE if copies == IF_ANY else copies
 
     @contextmanager
     def using(self) -> Iterator[_Bulk]:

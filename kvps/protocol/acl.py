@@ -80,7 +80,7 @@ ROLES = {
     "aggregator": _AGGREGATOR,
     "submitter": Role(
         scripts=("create", "sync"),
-        commands=("SET", "UNLINK", "WAIT"),
+        commands=("SET", "UNLINK", "WAIT", "CLUSTER|NODES"),
         writes=(_ALL_KEYS,),
         loads=True,
         lists=True,
@@ -95,7 +95,12 @@ ROLES = {
         queues=True,
     ),
     "operator": Role(
-        scripts=tuple(SCRIPTS), commands=_AGGREGATOR.commands, writes=(_ALL_KEYS,), loads=True, lists=True, queues=True
+        scripts=tuple(SCRIPTS),
+        commands=(*_AGGREGATOR.commands, "CLUSTER|NODES"),
+        writes=(_ALL_KEYS,),
+        loads=True,
+        lists=True,
+        queues=True,
     ),
 }
 

@@ -9,7 +9,7 @@ from kvps.config import JobConfig
 from kvps.connection.client import Client
 from kvps.connection.queries import Queries
 from kvps.connection.replica_reader import ReplicaReader
-from kvps.connection.sockets import IF_ANY
+from kvps.connection.replicas import IF_ANY, all_of
 from kvps.protocol.keys import JobKeys
 from kvps.protocol.scripts import JobScripts
 
@@ -38,8 +38,8 @@ class JobAccess:
         """Return what a job with these settings is worked on with. Its `client` takes as stored what `durability` asks
         for. Its `storing` is for the bytes of versions, which are on several servers of a cluster: no failover of one
         may lose a part of a version."""
-        lasts = config.durability == "replicated"
-        client = client.replicating() if lasts else client
+        lasts = config.replicas > 0
+        client = client.replicating(all_of(config.replicas)) if lasts else client
         storing = client.replicating(IF_ANY) if client.is_cluster and not lasts else client
         scripts = JobScripts(
             client.call,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from chaos import memory, replies, sleepers
+from chaos import memory, replicas, replies, sleepers
 from chaos.arena import Arena
 from chaos.damage import contributions_are_damaged, workers_are_killed
 from chaos.mutants import MUTANTS
@@ -17,6 +17,7 @@ FAMILIES: dict[str, Callable[..., Result]] = {
     "impostors": lambda arena, mutants: sleepers.workers_sleep(arena, 6, mutants=mutants),
     "damage": lambda arena, mutants: contributions_are_damaged(arena, mutants=mutants),
     "memory": lambda arena, mutants: memory.readers_are_slow(arena, 50, 200, mutants=mutants),
+    "replicas": lambda arena, mutants: replicas.sentinels_and_two_replicas(arena, 2, mutants=mutants),
     "kills": lambda arena, mutants: workers_are_killed(arena, 200, mutants=mutants),
 }
 

@@ -18,9 +18,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from kvps.connection import client
+from kvps.connection.replicas import Copies
 from kvps.protocol import scripts
 from kvps.protocol.lua_scripts import compose, read_sources
 from kvps.protocol.scripts import JobScripts
+from kvps.transport import access
 from kvps.transport.shared_memory import WritableSegment
 
 _LUA = resources.files("kvps.protocol") / "lua"
@@ -109,6 +111,11 @@ def _no_lock() -> None:
     WritableSegment.renamed = renamed  # type: ignore[method-assign]
 
 
+def _one_replica() -> None:
+    """Take what one replica has for safe, whichever may be promoted."""
+    access.all_of = lambda replicas: Copies(1)  # type: ignore[attr-defined]
+
+
 _REPEAT = ("push", "if seq and seq == entry.accepted and seq > 0 then", "if false then")
 _SEQUENCE = ("push", "if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end", "")
 
@@ -169,5 +176,6 @@ MUTANTS = {
     ),
     "split": Mutant("a commit in two calls", "kills", patch=_split_commit),
     "lock": Mutant("memory that is reused while it is read", "memory", patch=_no_lock),
+    "replicas": Mutant("an acknowledgement that one of two replicas has confirmed", "replicas", patch=_one_replica),
     "retries": Mutant("blind retries of a push, each of which counts", "replies", (_REPEAT, _SEQUENCE), _blind_retries),
 }

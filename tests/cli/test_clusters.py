@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -70,6 +71,21 @@ def test_an_acl_user_of_each_role_is_made_on_every_node(cluster: Cluster, at: Ca
     for node in cluster.nodes:
         assert {f"kvps-mine-{role}" for role in ROLES} <= set(node.ask("ACL", "USERS")), "a replica may be promoted"
         node.ask("ACL", "DELUSER", *(f"kvps-mine-{role}" for role in ROLES))
+
+
+def test_a_replica_that_is_away_is_missed_before_a_job_counts_on_it(cluster: Cluster, at: Callable[..., str]) -> None:
+    replica = cluster.replica_of(cluster.masters[0])
+    create = ("create", "digits", "--job", "safe", "--durability", "replicated")
+    replica.kill()
+    assert re.search(r"advice\s+replicas\s+1 known replica cannot be reached", at("doctor"))
+    refused = kvps_run(*create, KVPS_REDIS_URL=cluster.url)
+    assert (
+        "1 known replica cannot be reached, and may take over later: start it, or have it forgotten" in refused.stderr
+    )
+    replica.start()
+    assert eventually(cluster.is_whole)
+    at(*create)
+    at("rm", "safe", "--yes")
 
 
 @pytest.mark.skipif("valkey" not in server_program(), reason="only Valkey 9 moves a slot at one instant")

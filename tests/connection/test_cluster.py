@@ -48,7 +48,7 @@ def test_the_queue_needs_a_single_server(cluster: Cluster) -> None:
     ("setting", "said"),
     [
         ({"transport": "shm"}, "transport shm needs a server of its own on this host, and this is a cluster: leave it"),
-        ({"durability": "replicated"}, "needs a replica of each server, and .* has one without: add a replica, or"),
+        ({"durability": "replicated"}, "waits for all replicas of each server. At .* one server has none: add a"),
     ],
 )
 def test_a_setting_that_this_cluster_has_not(client: ClusterClient, setting: dict[str, str], said: str) -> None:

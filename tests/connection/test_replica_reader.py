@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from helpers.certificates import authority_file, issued
 from helpers.clusters import Cluster, ClusterNode, running_cluster
 from helpers.harness import aggregating
 from helpers.sentinels import watched_servers
-from helpers.servers import ServerProcess, free_port, private_directory, running_server
+from helpers.servers import Replicated, ServerProcess, private_directory, replicated_server, running_server
 from helpers.waiting import eventually
 from kvps_cli.serve.acl import url_for
 
@@ -24,7 +24,6 @@ import kvps
 from kvps.connection.client import Client
 from kvps.connection.replica_reader import ReplicaReader, SlotItems
 from kvps.job import Job
-from kvps.machine.paths import server_program
 from kvps.protocol import acl
 from kvps.protocol.keys import following
 from kvps.session.session import Session
@@ -35,47 +34,9 @@ ROUNDS = 12
 MOST = 0.6  # of the bytes, on a machine so busy that a replica is late now and then
 
 
-class Replicated:
-    """A master and its replicas. All can be killed, and started again."""
-
-    def __init__(self, master: ServerProcess, replicas: list[ServerProcess]) -> None:
-        self.master = master
-        self.replicas = replicas
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.master.port}"
-
-    def in_step(self) -> bool:
-        """Return whether the master sends its writes to all replicas."""
-        info = self.master.ask("INFO", "replication")
-        return all(info.get(f"slave{i}", {}).get("state") == "online" for i in range(len(self.replicas)))
-
-
 def gets(*servers: ServerProcess | ClusterNode) -> int:
     """Return how many GETs these servers have answered."""
     return sum(server.ask("INFO", "commandstats").get("cmdstat_get", {}).get("calls", 0) for server in servers)
-
-
-@contextmanager
-def replicated_server(replicas: int = 2) -> Iterator[Replicated]:
-    """Start a server with replicas, and end them all."""
-    with private_directory() as folder, ExitStack() as stack:
-
-        def begin(*more: str) -> ServerProcess:
-            port = free_port()
-            home = folder / str(port)
-            home.mkdir()
-            command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(home)]
-            command += ["--repl-diskless-sync-delay", "0", *more]
-            started = ServerProcess(home, port, command, {})
-            stack.callback(started.kill)
-            return started
-
-        master = begin()
-        found = Replicated(master, [begin("--replicaof", "127.0.0.1", str(master.port)) for _ in range(replicas)])
-        assert eventually(found.in_step), "the replicas do not follow"
-        yield found
 
 
 @pytest.fixture(autouse=True)

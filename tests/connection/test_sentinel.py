@@ -163,6 +163,10 @@ def test_a_client_follows_the_master_and_a_start_waits_for_it(watched: Watched) 
         before = store.client.run_id()
         with _killed(watched), kvps.connect(watched.url) as other:
             assert other.client.run_id() == store.client.run_id() != before
+            with pytest.raises(
+                kvps.ServerUnfit, match=r" 1 known replica cannot be reached, and may take over later: "
+            ):
+                store.create_job("job", model(), durability="replicated")  # the old master
 
 
 @pytest.mark.slow

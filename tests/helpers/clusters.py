@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import socket
 import time
@@ -45,9 +44,6 @@ class ClusterNode(ServerProcess):
         found = self.ask("INFO", section)
         return "\n".join(f"{name}:{value}" for name, value in found.items()) if isinstance(found, dict) else str(found)
 
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
-
 
 class Cluster:
     """Nodes, of which the first `masters` begin as masters."""
@@ -55,6 +51,7 @@ class Cluster:
     def __init__(self, nodes: list[ClusterNode], masters: int) -> None:
         self.nodes = nodes
         self.size = masters
+        self._replicas = max(1, (len(nodes) - masters) // masters)  # of each master, once it is whole
 
     @property
     def url(self) -> str:
@@ -87,12 +84,12 @@ class Cluster:
 
     def replica_of(self, master: ClusterNode) -> ClusterNode:
         """Return a living replica of a master."""
-        for node in self.living:
-            if not node.is_master and node.ask("CONFIG", "GET", "port"):
-                line = next(line for line in str(self._nodes(node)).splitlines() if "myself" in line)
-                if line.split()[3] == master.id:
-                    return node
-        raise LookupError("it has no replica")
+        return self.replicas_of(master)[0]
+
+    def replicas_of(self, master: ClusterNode) -> list[ClusterNode]:
+        """Return all living replicas of a master."""
+        lines = [(node, line.split()) for node in self.living for line in self._nodes(node).splitlines()]
+        return [node for node, words in lines if "myself" in words[2] and words[3] == master.id]
 
     def _nodes(self, node: ClusterNode) -> str:
         with redis.Redis(port=node.port, protocol=2, retry=None, decode_responses=True) as client:
@@ -100,8 +97,8 @@ class Cluster:
             return str(client.execute_command("CLUSTER NODES"))
 
     def is_whole(self, replicas: bool = True) -> bool:
-        """Return whether all living nodes agree that every slot is served, and that every master has a replica, which
-        is in step."""
+        """Return whether all living nodes agree that every slot is served, and that every master has its replicas,
+        which are in step."""
         with suppress(redis.RedisError, IndexError, KeyError):
             for node in self.living:
                 info = node.ask("CLUSTER", "INFO")
@@ -109,9 +106,10 @@ class Cluster:
                     info = dict(line.split(":", 1) for line in info.split("\r\n") if ":" in line)
                 if info["cluster_state"] != "ok" or int(info["cluster_known_nodes"]) != len(self.nodes):
                     return False
-                if replicas and not all(len(found) > 3 for found in self.slots(node)):
+                if replicas and not all(len(found) >= 3 + self._replicas for found in self.slots(node)):
                     return False
-            return not replicas or all("online" in master.info("replication") for master in self.masters)
+            infos = [master.info("replication") for master in self.masters]
+            return not replicas or all(info.count("online") >= self._replicas for info in infos)
         return False
 
     def migrate(self, slot: int, target: ClusterNode) -> None:

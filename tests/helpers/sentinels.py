@@ -59,6 +59,12 @@ class Watched:
             return self.master.ask("ROLE")[0] == "master"
         return False
 
+    def priorities(self, replica: ServerProcess) -> set[int]:
+        """Return the priorities of a replica that the living Sentinels know."""
+        living = [sentinel for sentinel in self.sentinels if sentinel.process.poll() is None]
+        rows = [_pairs(row) for sentinel in living for row in sentinel.ask("SENTINEL SLAVES", NAME)]
+        return {int(row["slave-priority"]) for row in rows if int(row["port"]) == replica.port}
+
     def is_whole(self) -> bool:
         """Return whether all other living servers follow the master, and all living Sentinels know that and each other.
         Only then does the next failover find a replica and a majority."""
@@ -92,9 +98,13 @@ def _pairs(row: Any) -> dict[str, str]:
 
 @contextmanager
 def watched_servers(
-    *arguments: str, password: str = "", sentinel_password: str = "", certificate: Sequence[Path] = ()
+    *arguments: str,
+    password: str = "",
+    sentinel_password: str = "",
+    certificate: Sequence[Path] = (),
+    replicas: int = 1,
 ) -> Iterator[Watched]:
-    """Start a master, its replica and three Sentinels, and end them all. `arguments` are each server's.
+    """Start a master, its replicas and three Sentinels, and end them all. `arguments` are each server's.
 
     With `certificate`, the files of one for 127.0.0.1, of its key and of its authority, all of them speak TLS only.
     """
@@ -134,7 +144,8 @@ def watched_servers(
         given = ["--save", "", "--repl-diskless-sync-delay", "0", *arguments]
         given += ["--masterauth", password] if password else []
         found.servers.append(begin(given, password))
-        found.servers.append(begin([*given, "--replicaof", "127.0.0.1", str(found.servers[0].port)], password))
+        for _ in range(replicas):
+            found.servers.append(begin([*given, "--replicaof", "127.0.0.1", str(found.servers[0].port)], password))
         for _ in range(3):
             sentinel = begin(["--sentinel"], sentinel_password)
             found.sentinels.append(sentinel)

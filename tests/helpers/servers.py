@@ -8,7 +8,7 @@ import socket as socket_module
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,49 @@ class ServerProcess:
         ) as client:
             return client.execute_command(*command)
 
+    def signal(self, number: int) -> None:
+        """Send the process a signal."""
+        self.process.send_signal(number)
+
     def kill(self) -> None:
         """End the process at once, if it runs."""
         self.process.kill()
         self.process.wait()
+
+
+class Replicated:
+    """A master and its replicas. All can be killed, and started again."""
+
+    def __init__(self, master: ServerProcess, replicas: list[ServerProcess]) -> None:
+        self.master = master
+        self.replicas = replicas
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.master.port}"
+
+    def in_step(self) -> bool:
+        """Return whether the master sends its writes to all replicas."""
+        info = self.master.ask("INFO", "replication")
+        return all(info.get(f"slave{i}", {}).get("state") == "online" for i in range(len(self.replicas)))
+
+
+@contextmanager
+def replicated_server(replicas: int = 2) -> Iterator[Replicated]:
+    """Start a server with replicas, and end them all."""
+    with private_directory() as folder, ExitStack() as stack:
+
+        def begin(*more: str) -> ServerProcess:
+            port = free_port()
+            home = folder / str(port)
+            home.mkdir()
+            command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(home)]
+            command += ["--repl-diskless-sync-delay", "0", *more]
+            started = ServerProcess(home, port, command, {})
+            stack.callback(started.kill)
+            return started
+
+        master = begin()
+        found = Replicated(master, [begin("--replicaof", "127.0.0.1", str(master.port)) for _ in range(replicas)])
+        assert eventually(found.in_step), "the replicas do not follow"
+        yield found

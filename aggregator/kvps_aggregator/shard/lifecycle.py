@@ -85,16 +85,19 @@ class DeadKeys:
     def _may_be_freed(self) -> bool:
         """Return whether no failover can bring back a version, or a contribution, whose bytes these are.
 
-        In a cluster what names them is on another server than they are. So the replica of that server must first know
+        In a cluster what names them is on another server than they are. So all replicas of that server must first know
         that they are dead. A server without a replica that could take its place needs no such care.
         """
-        job = self._job
-        if not job.access.client.own_replicas(job.access.keys.version):
+        access = self._job.access
+        needed = access.client.own_replicas(access.keys.version)
+        if access.client.is_cluster:
+            needed = max(needed, access.config.replicas)
+        if not needed:
             return True
-        return (
-            job.access.scripts.replicas(lambda mark: job.access.client.replicas_with(mark, _CONFIRM_MS), self._history)
-            > 0
+        know = access.scripts.replicas(
+            lambda mark: access.client.replicas_with(mark, needed, _CONFIRM_MS), self._history
         )
+        return know >= needed
 
 
 class Reserve:

@@ -105,9 +105,13 @@ def _config(node: Client) -> Mapping[str, str] | None:
 
 
 def _replicas(client: Client) -> Finding:
-    if count := client.replicas():
-        return Finding("replicas", OK, f"{count} of each server" if client.is_cluster else str(count))
-    return Finding("replicas", OK, "none: --durability replicated would be refused")
+    attached = client.attached()
+    why, remedy = attached.why_not_all()
+    if not attached.most:
+        return Finding("replicas", OK, "none: --durability replicated would be refused")
+    if why:
+        return Finding("replicas", ADVICE, f"{why}: --durability replicated would be refused", remedy)
+    return Finding("replicas", OK, f"{attached.fewest} of each server" if client.is_cluster else str(attached.fewest))
 
 
 def _logs(store: Store) -> Iterator[Finding]:
