@@ -61,6 +61,10 @@ def from_env() -> RunContext:
     url = os.environ.get(_URL)
     if _RANK not in os.environ:
         return RunContext(0, 1, {}, url, None)
+    sys.excepthook = _in_one_line
+    advice = f"use kvps run, which sets it, or unset {_RANK} to run alone"
+    if missing := [name for name in (_WORKERS, _JOB, _JOB_ID, _SETTINGS) if name not in os.environ]:
+        raise InvalidSetting(f"{_RANK} is set, and {', '.join(missing)} not: {advice}")
     try:
         rank, workers = int(os.environ[_RANK]), int(os.environ[_WORKERS])
         run = (os.environ[_JOB], os.environ[_JOB_ID])
@@ -68,11 +72,8 @@ def from_env() -> RunContext:
         if "optimizer" in settings:
             settings["optimizer"] = optim.from_json(settings["optimizer"])
     except (LookupError, TypeError, ValueError) as error:
-        raise InvalidSetting(
-            f"{_RANK} is set, but the rest is not as kvps run sets it ({type(error).__name__}: {error}): use kvps run, "
-            f"or unset {_RANK} to run alone"
-        ) from None
-    sys.excepthook = _in_one_line
+        names = f"{_RANK}, {_WORKERS} and {_SETTINGS}"
+        raise InvalidSetting(f"{names} are not as kvps run sets them ({error}): {advice}") from None
     return RunContext(rank, workers, settings, url, run)
 
 

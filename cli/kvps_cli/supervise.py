@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
@@ -31,6 +31,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _END_S = 10.0
 _LAST_WORDS_S = 1.0
 _FRUITLESS = 5  # so many kills in a row, without a version in between, are no accident
+_NO_INPUT = ("EOFError: EOF when reading a line", "bdb.BdbQuit")  # how input() and breakpoint() end
 
 
 @dataclass
@@ -83,10 +84,10 @@ class Child:
 
 
 class Line(NamedTuple):
-    """One line that a child printed; `own` as in `Child`."""
+    """One line that a child printed. It is a `result` if a user's program wrote it to stdout."""
 
     text: str
-    own: bool
+    result: bool
 
 
 class Supervisor:
@@ -137,7 +138,7 @@ class Supervisor:
             env={**self._environment, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",  # a decoding error would end the reader, and the pipe would fill
             start_new_session=True,  # so that Ctrl-C reaches the children once, from here
@@ -153,20 +154,29 @@ class Supervisor:
         return child
 
     def _hear(self, child: Child, popen: subprocess.Popen[str], heard: threading.Event) -> None:
-        """Wait for a process to end, kill its descendants, which may hold its pipe, and hear the rest of its output."""
-        reader = threading.Thread(target=self._read, args=(child, popen), name=f"kvps-read-{child.name}", daemon=True)
-        reader.start()
+        """Wait for a process to end, kill its descendants, which may hold its pipes, and hear the rest of them."""
+        assert popen.stdout is not None
+        assert popen.stderr is not None
+        pipes = (popen.stdout, not child.own), (popen.stderr, False)
+        readers = [threading.Thread(target=self._read, args=(child, *pipe), daemon=True) for pipe in pipes]
+        for reader in readers:
+            reader.start()
         popen.wait()
         _signal_group(popen, signal.SIGKILL)
-        reader.join(_LAST_WORDS_S)  # a descendant in its own session survives, and may hold the pipe for ever
+        deadline = time.monotonic() + _LAST_WORDS_S
+        for reader in readers:  # a descendant in its own session survives, and may hold a pipe for ever
+            reader.join(max(0, deadline - time.monotonic()))
         heard.set()
         self._died.set()
 
-    def _read(self, child: Child, popen: subprocess.Popen[str]) -> None:
-        assert popen.stdout is not None
-        with popen.stdout:
-            for line in popen.stdout:
-                self._lines.put(Line(f"{child.name}: {line.rstrip()}", child.own))
+    def _read(self, child: Child, pipe: IO[str], result: bool) -> None:
+        with pipe:
+            for line in pipe:
+                self._lines.put(Line(f"{child.name}: {line.rstrip()}", result))
+                if not result and any(end in line for end in _NO_INPUT):
+                    alone = "kvps worker on a terminal of its own" if child.own else "the script without kvps run"
+                    hint = f"it has no terminal to read from: for input() and breakpoint(), run {alone}"
+                    self._lines.put(Line(f"{child.name}: kvps: {hint}", False))
 
     def new_lines(self) -> list[Line]:
         """Return the lines that children have printed since the last call."""

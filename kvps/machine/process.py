@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 _PR_SET_PDEATHSIG = 1
 _NAMESPACES = ("/proc/self/ns/pid", "/proc/self/ns/time")
@@ -48,6 +48,18 @@ def is_dead(process: Mapping[str, Any]) -> bool:
 def runs(pid: int) -> bool:
     """Return whether a process of this machine runs; a zombie does not. Outside Linux this is unknown: False."""
     return _start_time(pid) != ""
+
+
+def own_input() -> BinaryIO:
+    """Return the standard input of this process, which has an empty one from now on.
+
+    So a task of the user that asks for input gets EOFError, and does not wait for or eat what this process is told.
+    """
+    taken = os.fdopen(os.dup(0), "rb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return taken
 
 
 def ending_with_this(command: Sequence[str]) -> list[str]:

@@ -131,12 +131,16 @@ def test_a_helper_that_dies_twice_in_a_round_ends_the_worker_in_one_line(mine: P
 def test_what_a_task_raises_in_a_helper_is_said_in_one_line(mine: Path) -> None:
     name = _task(mine, "return 0.0, {'x': params['x'] + 1}")
     task, config = load_task(name), JobConfig(task=name, batch_size=40, epochs=1, procs=2)
-    _task(mine, "raise RuntimeError('unlucky')")  # which the helper loads
     rounds, layout = Rounds(task, config, 0, np), Layout.of({"x": np.zeros(3, np.float32)})
-    with HelperProcesses(config, layout, 0) as helpers:
-        for _ in range(2):  # it lives on
-            with pytest.raises(kvps.TaskFailed, match=f"^task '{name}' failed: RuntimeError: unlucky"):
-                helpers.round_gradient(task, rounds, 0, {"x": np.zeros(3, np.float32)})
+    for statement, words in (
+        ("raise RuntimeError('unlucky')", "RuntimeError: unlucky"),
+        ("input()", "EOFError: EOF when reading a line"),  # it does not get what the helper is told
+    ):
+        _task(mine, statement)  # which the helper loads
+        with HelperProcesses(config, layout, 0) as helpers:
+            for _ in range(2):  # it lives on
+                with pytest.raises(kvps.TaskFailed, match=f"^task '{name}' failed: {words}"):
+                    helpers.round_gradient(task, rounds, 0, {"x": np.zeros(3, np.float32)})
     mine.unlink()
     with (
         HelperProcesses(config, layout, 0) as helpers,

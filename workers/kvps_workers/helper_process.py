@@ -21,7 +21,7 @@ import numpy as np
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
-from kvps.machine.process import die_with_parent
+from kvps.machine.process import die_with_parent, own_input
 from kvps_workers.gradient import share_of
 from kvps_workers.rounds import Rounds
 from kvps_workers.task import load_task
@@ -57,10 +57,11 @@ def shared_arrays(memory: int, size: int, procs: int) -> list[Array]:
 
 def main() -> int:
     """Answer the rounds from standard input until that is closed."""
-    order = Order(**json.loads(sys.stdin.buffer.readline()))
+    orders = own_input()
+    order = Order(**json.loads(orders.readline()))
     die_with_parent(order.parent)
     compute: Callable[[int], Answer] | None = None
-    for line in sys.stdin.buffer:
+    for line in orders:
         try:
             compute = compute or _computing(order)
             answer = compute(int(line))

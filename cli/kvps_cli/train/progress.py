@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from kvps.errors import KvpsError
+from kvps.errors import KvpsError, coloured, counted
 from kvps.job import Job
 from kvps.protocol.job_state import Member, State
 from kvps.protocol.phases import WAIT
@@ -104,7 +104,7 @@ class Display:
         looked = {w.worker: w for w in view.workers}
         title = Text.assemble(
             (self._job.name, "bold cyan"),
-            f"  {c.mode}, {c.workers} workers, {c.optimizer}\n",
+            f"  {c.mode}, {counted(c.workers, 'worker')}, {c.optimizer}\n",
             ("version ", "dim"),
             (f"{state.version:,}", "bold"),
             ("   contributions/s ", "dim"),
@@ -213,9 +213,9 @@ def follow(
 
 
 def relay(lines: Sequence[Line]) -> None:
-    """Print the lines of children. Those of a user's program are results, and go to stdout."""
+    """Print the lines of children: results to stdout, all else to stderr."""
     for line in lines:
-        print(line.text, file=sys.stderr if line.own else sys.stdout, flush=True)
+        print(coloured(line.text), file=sys.stdout if line.result else sys.stderr, flush=True)
 
 
 def _log_failovers(supervisor: Supervisor, before: list[str], holders: list[str]) -> list[str]:
@@ -287,6 +287,6 @@ class Figures(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.contributions} contributions in {self.version} versions, {self.seconds:.1f} s, "
-            f"{self.contributions_per_s:.0f} contributions/s"
+            f"{counted(self.contributions, 'contribution')} in {counted(self.version, 'version')}, "
+            f"{self.seconds:.1f} s, {self.contributions_per_s:.0f} contributions/s"
         )

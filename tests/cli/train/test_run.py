@@ -195,7 +195,7 @@ def test_a_job_that_goes_on_after_its_aggregator_has_ended_gets_another(lasting:
 def test_a_copy_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
     done = kvps_run("run", "-w", "2", "--worker-timeout", "1", *script(30, "fail"))
     assert done.returncode == 1
-    assert "w1: RuntimeError: unlucky" in done.stdout
+    assert "w1: RuntimeError: unlucky\n" in done.stderr
     assert "w0: finished False ('w0', 30) ('w1', 5)" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("kvps: error: job train: w1 failed; the others went on")
 
@@ -222,6 +222,30 @@ def test_a_run_that_makes_no_job_says_so_and_what_a_copy_leaves_running_ends_wit
     assert done.stderr.splitlines()[-1].startswith("kvps: error: all copies ended, and no job was made")
 
 
+STREAMS = """
+import sys, traceback
+for stream in (sys.stdout, sys.stderr):
+    print("\\x1b[1;32mgreen\\x1b[0m\\tand \\x1b[2J\\x1b]0;title\\x07\\x9b2J", file=stream)
+try:
+    input()
+except EOFError:
+    traceback.print_exc()
+breakpoint()
+"""
+
+
+def test_streams_stay_apart_and_a_copy_cannot_command_the_terminal(here: Path) -> None:
+    """And a copy that asks for input is told why it gets none."""
+    (here / "streams.py").write_text(STREAMS)
+    done = kvps_run("run", "-w", "1", "--", sys.executable, "streams.py")
+    shown = "w0: \x1b[1;32mgreen\x1b[0m\tand \\x1b[2J\\x1b]0;title\\x07\\x9b2J\x1b[0m"
+    err = done.stderr.splitlines()
+    assert (done.stdout.splitlines()[0], shown in err) == (shown, True)
+    hint = "w0: kvps: it has no terminal to read from: for input() and breakpoint(), run the script without kvps run"
+    for last in ("w0: EOFError: EOF when reading a line", "w0: bdb.BdbQuit"):
+        assert err[err.index(last) + 1] == hint
+
+
 def test_the_options_are_those_of_the_job(lasting: kvps.Store) -> None:
     options = (
         "-w 2 -s 2 --shards 2 --optimizer adam:beta1=0.8 --lr 0.01 --gradient-format bf16 --seed 7 --worker-timeout 5"
@@ -240,7 +264,7 @@ def test_what_script_and_command_both_say_must_be_the_same(here: Path) -> None:
     done = kvps_run("run", "-w", "1", "-s", "0", *script(3, "ssp"))  # the default, but said
     assert done.returncode == 1
     words = "kvps: error: staleness: the script says 1 and kvps run says 0: let only one of them say it"
-    assert f"w0: {words} (train.py, line 12; KVPS_TRACEBACK=1 shows all of it)" in done.stdout
+    assert f"w0: {words} (train.py, line 12; KVPS_TRACEBACK=1 shows all of it)" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -309,6 +333,13 @@ def test_alone_it_is_one_worker(home: Path) -> None:
 
 
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setenv("KVPS_RANK", "1")
-    with pytest.raises(kvps.InvalidSetting, match="unset KVPS_RANK to run alone"):
+    others = "KVPS_WORKERS, KVPS_JOB, KVPS_JOB_ID, KVPS_SETTINGS"
+    advice = "use kvps run, which sets it, or unset KVPS_RANK to run alone"
+    with pytest.raises(kvps.InvalidSetting, match=f"^KVPS_RANK is set, and {others} not: {advice}$"):
+        kvps.from_env()
+    for name in others.split(", "):
+        monkeypatch.setenv(name, "x")
+    with pytest.raises(kvps.InvalidSetting, match=rf"are not as kvps run sets them \(invalid .*\): {advice}$"):
         kvps.from_env()

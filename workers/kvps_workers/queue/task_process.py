@@ -21,6 +21,7 @@ from types import FrameType
 from kvps.device.base import open_device
 from kvps.errors import CorruptData, InvalidTask, JobNotFound, KvpsError, NoServer, ServerLost, WorkerAlive
 from kvps.job import Job
+from kvps.machine.process import own_input
 from kvps.protocol.answers import job_not_found
 from kvps.store import Store, connect
 from kvps_workers.queue.worker_task import WorkerTask
@@ -37,10 +38,11 @@ def main() -> int:
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
-        line = sys.stdin.buffer.readline()
+        orders = own_input()
+        line = orders.readline()
         if not line.endswith(b"\n"):
             return 128 + signal.SIGTERM
-        threading.Thread(target=_end_with_host, name="kvps-host", daemon=True).start()
+        threading.Thread(target=_end_with_host, args=(orders.fileno(),), name="kvps-host", daemon=True).start()
         logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
         order = json.loads(line)
         work(WorkerTask(**order.pop("task")), **order)
@@ -101,9 +103,9 @@ def check_allowed(task: str, allowed: list[str]) -> None:
         )
 
 
-def _end_with_host() -> None:
-    """End this process when its host ends: the host holds the other end of the standard input until then."""
-    while os.read(0, 4096):
+def _end_with_host(orders: int) -> None:
+    """End this process when its host ends: the host holds the other end of what it is told until then."""
+    while os.read(orders, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kvps.errors import coloured
 from kvps_workers.queue.worker_task import WorkerTask
 
 _TICK_S = 1.0
@@ -88,4 +89,4 @@ class TaskProcess:
             for raw in output:
                 line = raw.decode(errors="replace").rstrip()
                 self.last = line.removeprefix("kvps: error: ")[:_LAST]
-                print(f"{name}: {line}", file=sys.stderr, flush=True)
+                print(coloured(f"{name}: {line}"), file=sys.stderr, flush=True)
