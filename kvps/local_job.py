@@ -17,7 +17,7 @@ from typing import Any, Protocol, Unpack
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig, JobSettings
 from kvps.connection.resp import Command
-from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError
+from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, install
 from kvps.job import Job
 from kvps.protocol.job_state import RoundState, State
 from kvps.store import Store, connect
@@ -69,8 +69,8 @@ def _installed_aggregator() -> Aggregator:
         serve: Aggregator = import_module("kvps_aggregator").serve
     except ModuleNotFoundError as error:
         raise KvpsError(
-            f"kvps.local needs an aggregator, and {error.name} is not installed: pip install kvps brings it, "
-            "or give your own with aggregator="
+            f"kvps.local needs an aggregator, and {error.name} is not installed: {install()} brings it, or give your "
+            f"own with aggregator="
         ) from None
     return serve
 

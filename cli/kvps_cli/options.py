@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 
 import typer
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, install
 from kvps.machine.files import make_directory
 
 FILES, SERVER = "Files", "Server"  # option groups of a help text, beside those of `kvps.config.Spec.group`
@@ -83,7 +83,7 @@ Verbose = Annotated[
         "--verbose", "-v", count=True, show_default=False, help="Print the log of kvps, with times. -vv adds details."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_CHECKPOINTS = Path("checkpoints")
 
@@ -133,7 +133,7 @@ def extra(name: str, why: str, *libraries: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in libraries:
             raise
-        raise InvalidSetting(f"{why}: pip install 'kvps[{name}]'") from None
+        raise InvalidSetting(f"{why}: {install(name)}") from None
 
 
 def slow_factors(options: list[str], workers: int) -> dict[str, float]:

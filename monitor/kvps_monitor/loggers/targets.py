@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, install
 from kvps.job import Job
 from kvps.machine.files import make_directory, private
 from kvps_monitor.loggers.csv_file import CsvFile
@@ -20,7 +20,7 @@ from kvps_monitor.loggers.wandb_run import WandbRun
 RUNS = Path("runs")
 """Where a job's directory is if the user names none, as TensorBoard's users expect."""
 _LIBRARIES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
-_INSTALL = {"tensorboard": "pip install 'kvps[tensorboard]'", "wandb": "pip install wandb"}
+_INSTALL = {"tensorboard": install("tensorboard"), "wandb": "pip install wandb"}
 
 
 class Logger(Protocol):

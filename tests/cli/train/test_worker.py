@@ -53,4 +53,4 @@ def test_a_worker_that_is_ended_leaves_and_another_goes_on(home: Path, start: An
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed here")
 def test_a_gpu_without_cupy_is_refused_in_one_line(home: Path) -> None:
-    assert "kvps[cuda12]" in refused("worker", "--gpu", "0")
+    assert "pip install '.[cuda12]' in a clone of kvps (or cuda13)" in refused("worker", "--gpu", "0")
