@@ -18,6 +18,7 @@ from helpers.command_lines import check_parses
 from helpers.kustomize import loaded, rendered
 from helpers.paths import ROOT
 from helpers.waiting import command_lines_with, eventually
+from kvps_cli.look import dashboard, metrics
 
 from kvps.machine.paths import server_program
 
@@ -26,6 +27,7 @@ OVERLAYS = {"base": FOLDER / "base", "gpu": FOLDER / "overlays" / "gpu"}
 SECRET = "/run/secrets/redis/password"
 PASSWORD = "0123456789abcdef" * 4
 OURS = {"aggregator", "create", "worker"}  # the components that run kvps
+SCREENS = {"metrics", "dashboard"}  # components of pods that a user adds
 VERSIONS = ("1.31", "1.37")  # podReplacementPolicy and backoffLimitPerIndex are on by default in all of these
 
 
@@ -61,7 +63,7 @@ def selects(selector: dict[str, Any], component: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_object_fits_the_schema_of_kubernetes(objects: list[dict[str, Any]], version: str) -> None:
-    assert len(objects) == 8
+    assert len(objects) == 9
     for each in objects:
         kubernetes_validate.validate(each, version, strict=True)
 
@@ -98,6 +100,16 @@ def test_the_workers_are_those_of_the_job_that_is_created(objects: list[dict[str
     assert create[create.index("--workers") + 1] == str(workers["completions"])
     assert create[create.index("--job") + 1] == args[args.index("--job") + 1]
     assert args[args.index("--id") + 1] == "w$(INDEX)", "the ids of kvps create's workers"
+
+
+def test_what_kvps_refuses_is_not_tried_again(objects: list[dict[str, Any]]) -> None:
+    """`kvps_cli.main` ends with 2 if an option or a setting is wrong."""
+    for name, container in (("create", "create"), ("workers", "worker")):
+        job = one(objects, "Job", name)
+        assert job["template"]["spec"]["restartPolicy"] == "Never", "a policy for failures needs it"
+        last = job["podFailurePolicy"]["rules"][-1]
+        assert last["action"] == "FailJob"
+        assert last["onExitCodes"] == {"containerName": container, "operator": "In", "values": [2]}
 
 
 def test_workers_may_be_preempted(objects: list[dict[str, Any]]) -> None:
@@ -168,7 +180,7 @@ def test_the_password_is_a_secret_that_the_user_makes(objects: list[dict[str, An
 
 def test_only_kvps_reaches_the_server_and_nobody_reaches_kvps(objects: list[dict[str, Any]]) -> None:
     policies = [each["spec"] for each in objects if each["kind"] == "NetworkPolicy"]
-    for component in (*OURS, "valkey"):
+    for component in (*OURS, *SCREENS, "valkey"):
         (policy,) = (each for each in policies if selects(each["podSelector"], component))
         assert "Ingress" in policy["policyTypes"]
         if component in OURS:
@@ -176,9 +188,14 @@ def test_only_kvps_reaches_the_server_and_nobody_reaches_kvps(objects: list[dict
             continue
         assert "egress" not in policy
         (rule,) = policy["ingress"]
+        if component in SCREENS:
+            assert [each["port"] for each in rule["ports"]] == [metrics.PORT, dashboard.PORT]
+            assert [*rule["from"][0]["podSelector"]] == [], "all pods of the namespace"
+            continue
         assert rule["ports"] == [{"protocol": "TCP", "port": 6379}]
         (peer,) = rule["from"]
-        assert {each for each in (*OURS, "valkey", "other") if selects(peer["podSelector"], each)} == OURS
+        assert {each for each in (*OURS, *SCREENS, "valkey") if selects(peer["podSelector"], each)} == OURS | SCREENS
+        assert peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kvps"}, "no other pods"
 
 
 def test_the_images_are_those_of_the_compose_file_and_of_this_version(objects: list[dict[str, Any]]) -> None:
