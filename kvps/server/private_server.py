@@ -259,13 +259,13 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
         child = launched(command, settings, log, guarded=not lasting)
     except OSError as error:
         raise NoServer(f"the private server could not be started: {error}") from None
+    words = [word for word, holds in (("lasting", lasting), ("keeps", data_dir)) if holds]
     try:
         _until(lambda: _answers(url, loading=False), "it does not answer", child, log, LOAD_S if data_dir else START_S)
+        _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
     except BaseException:
         _end(child)
         raise
-    words = [word for word, holds in (("lasting", lasting), ("keeps", data_dir)) if holds]
-    _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
     return Server(url, None if lasting else child, lasting, bool(data_dir))
 
 
@@ -375,15 +375,30 @@ def _connection(url: str) -> Iterator[Any]:
 
 def _write_private(path: Path, text: str) -> None:
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text + "\n")
-    fresh.replace(path)
+    with _written(path):
+        with open(fresh, "w", opener=private) as file:
+            file.write(text + "\n")
+        fresh.replace(path)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Name the file that the block writes if the disk has no room. Raises ServerUnfit."""
+    try:
+        yield
+    except OSError as error:
+        raise ServerUnfit(
+            f"{path} cannot be written ({error.strerror}): make room, or set KVPS_RUNTIME_DIR to another directory"
+        ) from None
 
 
 @contextmanager
 def alone() -> Iterator[None]:
     """Let one process at a time look for the server and start it, so that two commands begun together share one."""
-    with open(runtime_dir() / _LOCK, "w", opener=private) as lock:
+    path = runtime_dir() / _LOCK
+    with _written(path):
+        path.touch(0o600)
+    with open(path, "w", opener=private) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             yield

@@ -71,6 +71,14 @@ def test_the_guard_ends_with_its_server(home: Path) -> None:
 # -- what is said when it cannot be had -----------------------------------------------------------------------
 
 
+def test_a_runtime_directory_on_a_full_disk_is_named(home: Path) -> None:
+    (home / f"url.{os.getpid()}").symlink_to("/dev/full")
+    words = f"{home}/url cannot be written .No space left on device.: make room, or set KVPS_RUNTIME_DIR"
+    with pytest.raises(kvps.ServerUnfit, match=words):
+        kvps.connect()
+    assert eventually(lambda: processes_of(home) == []), "it ends the server that it had started"
+
+
 @pytest.mark.slow
 def test_a_taken_port_is_said_with_the_servers_own_words(home: Path) -> None:
     with socket.socket() as taken:
