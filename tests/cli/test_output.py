@@ -91,6 +91,34 @@ def test_every_way_to_print_shows_what_a_terminal_would_obey(capsys: pytest.Capt
     assert line == rf"shard 0  a{SHOWN}b\nshard 1  made up"
 
 
+WIDE = [["a", "1"], ["b" * 300, "23456"], ["c", "reason " * 60]]
+
+
+def on_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> list[str]:
+    """Return the lines of a table as a terminal of this width gets them, or a program if it is 0."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: width > 0)
+    monkeypatch.setenv("COLUMNS", str(width))
+    tables.print_rows(["name", "number"], WIDE)
+    return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+
+
+def test_cells_are_cut_to_the_terminal_and_short_ones_never(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = on_columns(monkeypatch, capsys, 60)
+    assert [len(line) for line in lines] == [37, 32, 36, 60]
+    assert lines[0].split() == ["name", "number"]
+    assert lines[2].split() == ["b" * 28 + "\u2026", "23456"]
+    records = on_columns(monkeypatch, capsys, 40)
+    assert records[:6] == ["name    a", "number  1", "", f"name    {'b' * 31}\u2026", "number  23456", ""]
+    assert max(map(len, records)) == 40
+    piped = on_columns(monkeypatch, capsys, 0)
+    assert [len(line) for line in piped[:3]] == [108, 103, 107], (
+        "a name is cut at 100, and no row is as wide as a reason"
+    )
+    assert piped[3].endswith("reason")
+
+
 @pytest.mark.slow
 def test_commands_show_what_others_wrote_as_text(store: Store, tmp_path: Path) -> None:
     """Where no parser refuses it first: who holds a shard, and names of files."""

@@ -83,6 +83,9 @@ def test_the_command_writes_what_it_is_asked_for(store: Store, tmp_path: Path) -
     assert (code, "shard 0" in _words(drawn)) == (0, True)
     code, text, _ = run("j", "-o", "json")
     assert (code, json.loads(text)["job"]) == (0, "j")
+    assert json.loads(run("j", "--json")[1])["job"] == "j"
+    code, _, told = run("j", "--json", "-o", "a.svg")
+    assert (code, told) == (2, "kvps: error: --json prints what -o would write: leave one of them out\n")
     for name in ("a.svg", "a.json"):
         code, said, told = run("j", "-o", str(tmp_path / name))
         assert (code, said, told) == (0, "", f"wrote {tmp_path / name}\n")

@@ -22,18 +22,21 @@ def graph(
     output: Annotated[
         str,
         typer.Option("--output", "-o", metavar="FILE", help="Write to FILE.svg or FILE.json; svg and json print it."),
-    ] = "svg",
+    ] = _KINDS[0],
+    as_json: options.AsJson = False,
     redis: options.Redis = None,
 ) -> None:
     """Draw a job as it is now: the server with its shards, the aggregators that hold them or stand by, the workers, and
     how many bytes a second each pushes and pulls.
     """
+    if as_json and output != _KINDS[0]:
+        raise InvalidSetting("--json prints what -o would write: leave one of them out")
     kind = output if output in _KINDS else Path(output).suffix.removeprefix(".")
     if kind not in _KINDS:
         raise InvalidSetting(f"--output must be svg, json, or a file whose name ends in .svg or .json, not {output!r}")
     with connect.existing_job(redis, job) as opened:
         drawn = graphs.as_json(opened, JobWatch(opened).look())
-    if output == "json":
+    if output == "json" or as_json:
         print_json(drawn)
     elif output == "svg":
         print(graphs.as_svg(drawn), end="")

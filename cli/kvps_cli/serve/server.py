@@ -14,7 +14,7 @@ from kvps.errors import KvpsError, NoServer
 from kvps.machine.paths import client_program
 from kvps.server import private_server
 from kvps_cli import connect, options
-from kvps_cli.output import say
+from kvps_cli.output import print_json, say
 from kvps_cli.serve import line_client
 
 _OPTIONS = {"path": "-s", "host": "-h", "port": "-p", "db": "-n", "username": "--user"}
@@ -46,9 +46,12 @@ def stop() -> None:
 
 
 @app.command()
-def status() -> None:
+def status(as_json: options.AsJson = False) -> None:
     """Say whether the private server runs. Its URL goes to stdout, its name and version to stderr."""
     url = connect.existing_url(None)
+    if as_json:
+        print_json({"url": redacted(url), "server": _name(url)})
+        return
     print(redacted(url), flush=True)
     say(f"private server {_name(url)}")
 

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow  # each starts whole commands
 def test_a_lasting_server_and_looking_at_jobs(home: Path) -> None:
     assert kvps_run("server", "start").returncode == 0
     try:
+        assert json.loads(kvps_run("server", "status", "--json").stdout).keys() == {"url", "server"}
         assert "no jobs" in kvps_run("jobs").stderr
         assert kvps_run("jobs", "--json").stdout == "[]\n"
         assert kvps_run("up", "digits", *TINY).returncode == 0
