@@ -29,7 +29,7 @@ def wait_for(job, queue):
 with kvps.connect() as store, TaskQueue(store.url, CPU) as queue:  # or connect("redis://host:6379")
     job = store.create_job(store.free_name("from-python"), task.parameters(seed=0), task="digits", **settings)
     queue.submit(job)
-    print(f"submitted {job.name}; {queue.hosts()} hosts serve the queue")
+    print(f"submitted {job.name}; hosts at the queue: {queue.hosts()}")
     try:
         wait_for(job, queue)
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData, LeaseLost, ServerFull
+from kvps.errors import CorruptData, LeaseLost, ServerFull, counted
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
 from kvps.protocol.job_state import Commit, State
@@ -56,10 +56,10 @@ class FailoverGuard:
                 self._run_ids[shard.number] = run_id  # last: if it is cut off, the next check mends
                 if lost:
                     log.warning(
-                        "job %s: the server of shard %d has lost %d keys of version %d: stored again",
+                        "job %s: the server of shard %d has lost %s of version %d: stored again",
                         job.name,
                         shard.number,
-                        lost,
+                        counted(lost, "key"),
                         shard.version,
                     )
 
@@ -86,9 +86,9 @@ def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
     record = json.dumps(rollback_record(before) | {"replaces": commit.head})
     rolled_back = job.access.scripts.rollback(term, secrets.token_hex(4), job.config.memory, shard, record)
     if rolled_back:
-        log.warning(
-            "job %s: %s: goes on from version %d; the last %d versions are lost", job.name, damage, *rolled_back
-        )
+        version, lost = rolled_back
+        what = counted(lost, "version")
+        log.warning("job %s: %s: goes on from version %d; lost the last %s", job.name, damage, version, what)
     raise LeaseLost(f"shard {shard} of job {job.name!r} has to be taken anew")
 
 

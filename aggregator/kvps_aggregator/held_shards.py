@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvps.device.base import CPU, Device
-from kvps.errors import CorruptData, KvpsError, LeaseLost, some_of
+from kvps.errors import CorruptData, KvpsError, LeaseLost, counted, some_of
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
 from kvps.protocol.answers import ServerRestarted
@@ -235,7 +235,7 @@ class HeldShards:
         If `version` is older than the newest one seen, the server has lost its last writes.
         """
         if lost := max(0, self.leases.newest - version):
-            log.warning("job %s: the last %d versions are lost and will be computed again", self._job.name, lost)
+            log.warning("job %s: lost the last %s, to be computed again", self._job.name, counted(lost, "version"))
             self.await_history()  # before `newest` is set back: the commit log notes how many are lost
         self.leases.newest = version
         behind = [shard for shard in self.shards.values() if shard.version != version]

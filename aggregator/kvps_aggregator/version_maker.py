@@ -14,7 +14,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from kvps.errors import CorruptData, LeaseLost, NotFinite, ServerFull
+from kvps.errors import CorruptData, LeaseLost, NotFinite, ServerFull, counted
 from kvps.job import Job
 from kvps.protocol.answers import PlanGone, Planned
 from kvps.protocol.plan import Plan
@@ -56,7 +56,7 @@ class VersionMaker:
         self.planned = planned = self._job.access.scripts.plan(known)
         self._held.settle(planned.version, planned.pin)
         if planned.waits_for_workers and self._held.shards:
-            self._held.say("workers", f"waits until {self._job.config.workers} workers have joined")
+            self._held.say("workers", f"waits for {counted(self._job.config.workers, 'worker')} to join")
         plan = planned.plan
         unstaged = [shard for shard in self._held.shards.values() if plan and shard.staged != plan]
         if plan is None or not unstaged:

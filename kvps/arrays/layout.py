@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from kvps.arrays.inputs import check_mapping, shape_of
 from kvps.device.base import flattened
-from kvps.errors import InvalidSetting, LayoutMismatch
+from kvps.errors import InvalidSetting, LayoutMismatch, counted
 from kvps.parsing import MOST_TEXT, Fields, refuse, whole
 
 Array = NDArray[np.float32]
@@ -137,7 +137,8 @@ class Layout:
     def of_shards(self, shards: int) -> Layout:
         """Return the layout of the same parameters in so many shards. Raises InvalidSetting."""
         if self.size < shards:
-            raise InvalidSetting(f"shards must not exceed the {self.size} items of the model, it is {shards}")
+            items = counted(self.size, "item")
+            raise InvalidSetting(f"shards must not exceed the {items} of the model, it is {shards}")
         return Layout(self.parameters, shards)
 
     def in_parts(self, parts: Mapping[str, str]) -> Layout:

@@ -433,7 +433,7 @@ class Client(Queries):
             return too_many_clients(self.url, self._maxclients)
         if _no_connection_left(error):
             return ServerLost(
-                f"all {self._most_connections} connections to {where} that max_connections in its URL allows were in "
+                f"all connections to {where} that max_connections={self._most_connections} in its URL allows were in "
                 f"use for {waited}: raise that, or have fewer sessions in one process"
             )
         if isinstance(error, ReplyCut):

@@ -15,6 +15,7 @@ from kvps.connection.server_info import (
     server_name,
     version_of,
 )
+from kvps.errors import counted
 from kvps.parsing import bytes_text
 
 OK, ADVICE, WRONG = "ok", "advice", "wrong"
@@ -129,7 +130,7 @@ def _memory(info: Mapping[str, Any]) -> Finding:
 
 def _clients(info: Mapping[str, Any], config: Mapping[str, str] | None) -> Finding:
     used, most = int(info.get("connected_clients", 0)), int((config or {}).get("maxclients", info.get("maxclients", 0)))
-    usage = f"{used} connections{f' of {most}' if most else ''}"
+    usage = f"{counted(used, 'connection')}{f' of {most}' if most else ''}"
     if most and used > _FEW_CLIENTS * most:
         return Finding("clients", WRONG, usage, "raise maxclients, or end clients that nobody needs")
     return Finding("clients", OK, usage)

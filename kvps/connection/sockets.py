@@ -312,7 +312,11 @@ def connection_settings(url: str) -> dict[str, Any]:
 
 def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
     """Return the error that users get for ClientRefused. `allowed` is the server's maxclients, if that is known."""
-    has = "as many clients as its maxclients allows" if allowed is None else f"its maxclients of {allowed} clients"
+    has = (
+        "as many clients as its maxclients allows"
+        if allowed is None
+        else f"as many clients as its maxclients, {allowed}"
+    )
     return TooManyClients(
         f"{redacted(url)} refused one more connection: it has {has}; raise that (CONFIG SET maxclients N), or end "
         f"processes that use it"

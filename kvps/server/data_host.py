@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from kvps.connection.slots import Address
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, counted
 from kvps.server.cluster_members import Members
 from kvps.server.slots_mover import SlotsMover
 
@@ -64,7 +64,7 @@ class DataHost:
         if has_slots:
             with members.turn() as keep:
                 SlotsMover(members, keep).end_interrupted()
-            log.info("a node at %s is back, with %d slots", self._address, len(members.me().slots))
+            log.info("a node at %s is back, with %s", self._address, counted(len(members.me().slots), "slot"))
         else:
             self._take_share(members)
 
@@ -76,8 +76,9 @@ class DataHost:
             log.info("a node at %s has joined; it takes its share of the slots", self._address)
             holders = [member.id for member in members.masters() if member.slots or member.id == me]
             SlotsMover(members, keep, self._seen).rebalance(holders)
-        slots, took = len(members.me().slots), time.monotonic() - began
-        log.info("the node at %s has %d slots, one of %d nodes (%.1f s)", self._address, slots, len(holders), took)
+        slots, nodes, took = len(members.me().slots), len(holders), time.monotonic() - began
+        share = f"{counted(slots, 'slot')}, one of {counted(nodes, 'node')}"
+        log.info("the node at %s has %s (%.1f s)", self._address, share, took)
 
     def is_last(self) -> bool:
         """Return whether no other node could take the slots of this one."""
@@ -102,7 +103,8 @@ class DataHost:
                 if not holders and members.me().slots:  # the others have left meanwhile, and gave it theirs
                     return False
                 moved = SlotsMover(members, keep, self._seen).rebalance(holders) if holders else 0
-                log.info("%d slots were given to %d nodes (%.1f s)", moved, len(holders), time.monotonic() - began)
+                given = counted(moved, "slot"), counted(len(holders), "node"), time.monotonic() - began
+                log.info("given to others: %s, to %s (%.1f s)", *given)
                 end_others()
                 members.forget([members.me().id])
             if resets:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from kvps.arrays.digest import finite
 from kvps.connection.sockets import CONNECTION_CUT, redacted
 from kvps.device.base import Flat
-from kvps.errors import ContributionLate, JobNotFound, NotFinite, ServerLost, WrongOrder
+from kvps.errors import ContributionLate, JobNotFound, NotFinite, ServerLost, WrongOrder, counted
 from kvps.protocol.answers import Accepted, InboxFull, ServerRestarted
 from kvps.protocol.scripts import JobScripts
 from kvps.session.buffers import GradientBuffers
@@ -284,10 +284,10 @@ class Push:
             raise me.server_restarted() from None
 
     def _stuck(self, upload: GradientUpload, missing: int, cut: Exception) -> str:
+        chunks = counted(len(upload.chunks.keys), "chunk")
         return (
             f"job {self._access.keys.job}: push {self.seq} of worker {self._membership.worker!r} does not get through "
-            f"to {redacted(self._access.client.url)}: {missing} of {len(upload.chunks.keys)} chunks have not arrived "
-            f"({cut})"
+            f"to {redacted(self._access.client.url)}: {missing} of {chunks} did not arrive ({cut})"
         )
 
     def _accept(self, upload: GradientUpload, counts: bool, header: Header, scripts: JobScripts) -> Accepted:

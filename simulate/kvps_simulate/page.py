@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from kvps.errors import counted
 from kvps_simulate.result import Result
 from kvps_simulate.sweep import Limit
 from kvps_simulate.units import seconds, size
@@ -23,9 +24,10 @@ _STYLE = (
 
 def page(result: Result, swept: Sequence[Result], limits: Sequence[Limit], facts: Iterable[tuple[str, str]]) -> str:
     """Return the page: what a run comes to (`facts`: name, value), its resources, and the sweep."""
-    title = f"{result.setting.workers:,} workers, {result.setting.nodes:,} data nodes, {size(result.setting.size)}"
+    s = result.setting
+    title = f"{counted(s.workers, 'worker')}, {counted(s.nodes, 'data node')}, {size(s.size)}"
     rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts)
-    far = "".join(f"<tr><td>{_count(e.nodes, 'data node')}</td><td>{escape(_far(e))}</td></tr>" for e in limits)
+    far = "".join(f"<tr><td>{counted(e.nodes, 'data node')}</td><td>{escape(_far(e))}</td></tr>" for e in limits)
     parts = [
         f"<h1>{escape(title)}</h1><p>What <code>kvps simulate</code> computed; nothing here was run.</p>",
         f"<table>{rows}</table>{busy_picture(result)}",
@@ -88,7 +90,7 @@ def rounds_picture(swept: Sequence[Result]) -> str:
         while any(abs(y - other) < 15 for other in ends):  # labels stand apart
             y += 15
         ends.append(y)
-        body.append(_text(points[-1][0] + 8, y + 4, _count(nodes, "node"), fill=colour))
+        body.append(_text(points[-1][0] + 8, y + 4, counted(nodes, "node"), fill=colour))
     return _svg("Time of a round", height, body)
 
 
@@ -101,7 +103,7 @@ def map_picture(swept: Sequence[Result]) -> str:
     column = (_WIDTH - left - 12) / len(workers)
     bottom = _TOP + 20 + row * len(nodes)
     body = [_text(left + column * (i + 0.5), _TOP + 12, f"{n:,}", "middle") for i, n in enumerate(workers)]
-    body += [_text(left - 8, _TOP + 44 + row * i, _count(n, "node"), "end") for i, n in enumerate(nodes)]
+    body += [_text(left - 8, _TOP + 44 + row * i, counted(n, "node"), "end") for i, n in enumerate(nodes)]
     for r in swept:
         x, y = left + column * workers.index(r.setting.workers), _TOP + 20 + row * nodes.index(r.setting.nodes)
         colour = _LINES[names.index(r.bottleneck) % len(_LINES)]
@@ -137,7 +139,3 @@ def _text(x: float, y: float, text: str, anchor: str = "start", fill: str = _INK
 
 def _log(power: int) -> str:
     return f"{10.0**power:,g} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvps.arrays.formats import Format, format_of
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, counted
 from kvps.parsing import Fields
 from kvps.staleness import ASP, mode_name
 
@@ -76,12 +76,14 @@ class Setting:
                     f"{_option(name)} must be one of {', '.join(choices)}, not {getattr(self, name)!r}"
                 )
         if self.shards < max(self.nodes, self.aggregators):
+            holders = f"{counted(self.nodes, 'node')} and {counted(self.aggregators, 'aggregator')}"
+            least = max(self.nodes, self.aggregators)
             raise InvalidSetting(
-                f"--shards {self.shards} leaves some of {self.nodes} nodes and {self.aggregators} aggregators without "
-                f"a shard: give at least {max(self.nodes, self.aggregators)}"
+                f"--shards {self.shards} leaves some of {holders} without a shard: give at least {least}"
             )
         if self.topology == "beside" and self.nodes > self.workers:
-            raise InvalidSetting(f"--topology beside: {self.workers} workers have no hosts for {self.nodes} data nodes")
+            nodes = counted(self.nodes, "data node")
+            raise InvalidSetting(f"--topology beside: {counted(self.workers, 'worker')} cannot be hosts of {nodes}")
         format_of(self.gradient_format)
 
     @property

@@ -217,7 +217,7 @@ class Losses:
         lives = self._lives
         if lives is None:
             lives = [int(fields["lost"]) for _, fields in recoveries(job)]
-        warned = {int(count) for count in re.findall(rf"job {job.name}: the last (\d+) versions are lost", text)}
+        warned = {int(count) for count in re.findall(rf"job {job.name}: lost the last (\d+) version", text)}
         terms = Counter(re.findall(rf"job {job.name}: holds shard \d+ under term (\S+)", text))
         problems = [f"term {term} was given {count} times" for term, count in terms.items() if count > 1]
         problems += self._problems

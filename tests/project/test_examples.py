@@ -215,7 +215,7 @@ def test_submit_from_python_says_what_it_waits_for_and_ends_on_ctrl_c_in_one_lin
     example = [sys.executable, "-u", "-P", str(HERE / "examples" / "submit_from_python.py")]
     with subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout
-        assert program.stdout.readline() == "submitted from-python; 0 hosts serve the queue\n"
+        assert program.stdout.readline() == "submitted from-python; hosts at the queue: 0\n"
         assert program.stdout.readline() == "waits: no host takes tasks: kvps worker --queue\n"
         assert program.stdout.readline() == "waits: nobody serves the job: kvps aggregator start\n"
         program.send_signal(signal.SIGINT)

@@ -23,7 +23,7 @@ from kvps.errors import InvalidSetting, KvpsError
         ({"weight_format": "int8"}, "--weight-format must be one of fp32, bf16"),
         ({"gradient_format": "fp8"}, "gradient_format must be one of"),
         ({"nodes": 4, "shards": 2}, "--shards 2 leaves some"),
-        ({"topology": "beside", "workers": 2, "nodes": 3}, "have no hosts for 3 data nodes"),
+        ({"topology": "beside", "workers": 2, "nodes": 3}, "2 workers cannot be hosts of 3 data nodes"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], said: str) -> None:

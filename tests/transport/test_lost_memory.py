@@ -177,7 +177,7 @@ def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: 
         assert job.access.scripts.rollback(shard.term, job.state().history, job.config.memory) == (0, 2), "asked again"
         abandon(session)
     assert recoveries(job) == [("0", "2")]
-    assert "goes on from version 0, which Redis has; the last 2 versions are lost" in caplog.text
+    assert "goes on from version 0, which Redis has; lost the last 2 versions" in caplog.text
 
 
 def test_a_holder_that_has_nothing_to_do_notices_too_that_the_memory_is_lost(store: Store) -> None:

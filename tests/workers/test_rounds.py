@@ -112,7 +112,7 @@ def test_units_are_the_pushes_of_all_data() -> None:
 
 
 def test_a_worker_without_a_sample_is_told_of() -> None:
-    with pytest.raises(kvps.TaskFailed, match=r"^task 'numbered' has 2 samples, and 3 workers need one each"):
+    with pytest.raises(kvps.TaskFailed, match=r"^task 'numbered' has 2 samples, and each of 3 workers needs one"):
         _rounds(2, workers=3, partition="contiguous")
     with pytest.raises(kvps.InvalidSetting, match="needs a batch_size from 1, and its job has 0"):
         _rounds(2, batch_size=0)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvps.config import OWN_PARTITION, JobConfig
-from kvps.errors import CorruptData, InvalidSetting, TaskFailed
+from kvps.errors import CorruptData, InvalidSetting, TaskFailed, counted
 from kvps.partitions import Rows, partition
 from kvps.protocol.plan import Contribution
 from kvps_workers.task import Task, blamed
@@ -68,10 +68,8 @@ class Rounds:
         self._order = lru_cache(1)(self._order_of)
         self._size = len(self._own(0))
         if not self._size:
-            raise TaskFailed(
-                f"task {config.task!r} has {len(self._data[0])} samples, and {config.workers} workers need one each: "
-                f"take fewer workers"
-            )
+            samples, workers = counted(len(self._data[0]), "sample"), counted(config.workers, "worker")
+            raise TaskFailed(f"task {config.task!r} has {samples}, and each of {workers} needs one: take fewer workers")
         self.procs = config.procs
         self.batches_per_epoch = math.ceil(self._size / config.batch_size)
         self.samples_in_all = self._size * config.epochs

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
-from kvps.errors import ContributionLate, InvalidSetting, InvalidTask, KvpsError, ServerFull, WorkerEvicted
+from kvps.errors import ContributionLate, InvalidSetting, InvalidTask, KvpsError, ServerFull, WorkerEvicted, counted
 from kvps.job import Job
 from kvps.machine.files import private
 from kvps.session.round_timer import RoundTimer
@@ -62,7 +62,8 @@ def train(
                 log.info("job %s: joined as %s, rank %d, on %s", job.name, worker, session.rank, device.name)
                 if session.clock < acknowledged:
                     lost = acknowledged - session.clock
-                    log.warning("job %s: the server lost %d acknowledged contributions of %s", job.name, lost, worker)
+                    what = counted(lost, "acknowledged contribution")
+                    log.warning("job %s: the server lost %s of %s", job.name, what, worker)
                 try:
                     _work(job, session, task, device, slow, acks)
                 finally:

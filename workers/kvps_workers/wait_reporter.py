@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvps.connection.client import Client
-from kvps.errors import KvpsError, ServerLost
+from kvps.errors import KvpsError, ServerLost, counted
 from kvps.job import Job
 from kvps.protocol.job_state import RoundState
 from kvps.session.session import Session
@@ -88,7 +88,7 @@ class WaitReporter:
         waits_for_all = config.staleness != ASP and not config.partial_rounds
         late, number = job.behind(me.round - config.staleness) if waits_for_all else ([], 0)
         if number:
-            others = f" and {number - len(late)} others" if number > len(late) else ""
+            others = f" and {counted(number - len(late), 'other')}" if number > len(late) else ""
             reasons.append(f"{', '.join(late)}{others} {'are' if number > 1 else 'is'} behind")
         if free := [str(shard) for shard, holder in enumerate(job.holders()) if not holder]:
             reasons.append(f"no aggregator holds shard {', '.join(free)}: kvps aggregator start")

@@ -18,7 +18,7 @@ from typing import NoReturn
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import DTYPE
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData, LeaseLost
+from kvps.errors import CorruptData, LeaseLost, counted
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import segment_of
@@ -147,11 +147,11 @@ class ShmStorage(Storage):
             )
         version, lost = rolled_back  # this process's own count may miss what the server lost or committed last
         log.warning(
-            "job %s: shared memory was lost: goes on from version %d, which Redis has; the last %d versions are lost "
-            "and will be computed again",
+            "job %s: shared memory was lost: goes on from version %d, which Redis has; lost the last %s, to be "
+            "computed again",
             self._job.name,
             version,
-            lost,
+            counted(lost, "version"),
         )
         raise LeaseLost(f"shard 0 of job {self._job.name!r} has to be taken anew")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
+from kvps.errors import counted
 from kvps.protocol.job_state import Begin, Commit, State
 
 
@@ -67,10 +68,10 @@ class Chain:
         if plan.version != commit.version:
             yield f"its plan is for version {plan.version}"
         if plan.progress != self.contributions:
-            yield f"its progress is {plan.progress}, but {self.contributions} contributions were committed before it"
+            yield f"its progress is {plan.progress}, but {counted(self.contributions, 'contribution')} came before it"
         shards = self._shards if commit.version > self._own else len(commit.shards)  # an older job has its own number
         if len(commit.shards) != shards:
-            yield f"it names {len(commit.shards)} shards, the job has {self._shards}"
+            yield f"it names {counted(len(commit.shards), 'shard')}, the job has {self._shards}"
         if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
             yield f"it holds a contribution of {strangers[0]!r}, which never joined"
         order = [(self._ranks[c.worker], c.round) for c in plan.contributions]
@@ -83,5 +84,5 @@ class Chain:
             if not 0 <= c.base < commit.version:
                 yield f"{who} was computed on version {c.base}, which did not exist yet"
             if c.weight and len(c.digests) != shards:
-                yield f"{who} has {len(c.digests)} digests, the job {shards} shards"
+                yield f"{who} has {counted(len(c.digests), 'digest')}, the job {counted(shards, 'shard')}"
             self._seqs[c.worker, c.incarnation] = c.seq

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from kvps_monitor.loggers.targets import Target
 
-from kvps.errors import InvalidSetting, KvpsError, printable
+from kvps.errors import InvalidSetting, KvpsError, counted, printable
 from kvps.history.events import Event, EventLog
 from kvps.job import Job
 from kvps_cli import connect, options, training_log
@@ -116,7 +116,7 @@ _WORDS: dict[str, Callable[[Facts], str]] = {
     "evict": lambda f: ": ".join(filter(None, [f["worker"], f["reason"]])),
     "commit": _commit,
     "reject": lambda f: f"{f['worker']} round {f['round']}: {f['reason']}",
-    "recover": lambda f: f"version {f['version']}: the server has lost {f['lost']} versions",
+    "recover": lambda f: f"version {f['version']}: the server has lost {counted(f['lost'], 'version')}",
     "take": lambda f: f"shard {f['shard']} by {f['holder']} (term {f['term']})",
     "release": lambda f: f"by {f['holder']} (term {f['term']})",
 }

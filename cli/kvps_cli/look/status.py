@@ -10,7 +10,7 @@ from kvps_monitor.live import JobWatch
 from kvps_monitor.views import WorkerView
 from rich.text import Text
 
-from kvps.errors import printable
+from kvps.errors import counted, printable
 from kvps.job import Job, Trace
 from kvps.protocol.job_state import Member, State
 from kvps_cli import connect, options
@@ -35,7 +35,7 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     console, c = plain_console(), opened.config
     does = Text(printable(palette.job_does(view.state, view.waits_for)), palette.STYLES[palette.tone(view.state)])
     console.print(Text.assemble((job, "bold"), "  ", does, f"  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"))
-    console.print(f"version {view.version:,}  head {view.head[:12]}  {view.backlog:,} contributions waiting")
+    console.print(f"version {view.version:,}  head {view.head[:12]}  {counted(view.backlog, 'contribution')} waiting")
     if c.transport == "shm":
         console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept:,}")
     for shard in view.shards:
@@ -43,7 +43,7 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     if view.workers:
         print_rows(_COLUMNS, map(_row, view.workers))
     else:
-        start = "" if c.launched_by else f"; start one with kvps worker --job {job}"
+        start = "" if c.launched_by else f"; start {connect.start_of(opened)}"
         console.print(f"no worker has joined{start}")
 
 

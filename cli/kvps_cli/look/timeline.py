@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from kvps_monitor.timeline.recording import Recording, record
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, counted
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
 from kvps_cli.output import say, write_file
@@ -93,10 +93,6 @@ def _writer(suffix: str) -> Callable[[Recording], bytes]:
 def _summary(recording: Recording) -> str:
     """Return what is in the file, in a few words."""
     seconds = (recording.end_us - recording.start_us) / 1e6
-    lanes = f"{_count(len(recording.workers), 'worker')} and {_count(len(recording.shards), 'shard')}"
-    done = f"{_count(recording.iterations, 'round')}, {_count(len(recording.versions), 'version')}"
+    lanes = f"{counted(len(recording.workers), 'worker')} and {counted(len(recording.shards), 'shard')}"
+    done = f"{counted(recording.iterations, 'round')}, {counted(len(recording.versions), 'version')}"
     return f"{lanes}, {done}, {seconds:.3g} s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

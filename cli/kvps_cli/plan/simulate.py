@@ -9,7 +9,7 @@ import typer
 from kvps_simulate.settings import TOPOLOGIES, Constants, Setting
 from kvps_simulate.units import parse_size, parse_time, seconds, size
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, counted
 from kvps_cli.long_work import LongWork
 from kvps_cli.options import AsJson, Quiet, check_file, extra
 from kvps_cli.output import print_json, write_file
@@ -148,7 +148,7 @@ def _facts(r: Result) -> list[tuple[str, str]]:
         ("mode", r.setting.mode),
         ("round", f"{seconds(r.median_s)} (95%: {seconds(r.p95_s)})"),
         ("computing", f"{r.efficiency:.1%} of the time"),
-        ("goodput", f"{r.goodput:.4g} contributions a second, in {r.versions} versions"),
+        ("goodput", f"{r.goodput:.4g} contributions a second, in {counted(r.versions, 'version')}"),
         ("staleness", f"{r.staleness:.2f} versions on average, {r.most_stale} at most"),
         ("busiest", ", ".join(f"{name} {part:.0%}" for name, part in list(r.busy.items())[:3])),
         ("data node, memory", size(r.node_memory)),
@@ -156,5 +156,7 @@ def _facts(r: Result) -> list[tuple[str, str]]:
         ("aggregator, memory", size(r.aggregator_memory)),
     ]
     if r.lost or r.failovers:
-        facts.append(("failures", f"{r.lost} workers ({r.evictions} evicted), {r.failovers} data nodes"))
+        facts.append(
+            ("failures", f"{counted(r.lost, 'worker')} ({r.evictions} evicted), {counted(r.failovers, 'data node')}")
+        )
     return facts + [("not possible", limit) for limit in r.beyond]

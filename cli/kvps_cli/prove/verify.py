@@ -25,7 +25,7 @@ from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
 from kvps.config import JobConfig
 from kvps.device.base import CPU
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import InvalidSetting, KvpsError, counted
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
 from kvps.job import Job
@@ -176,8 +176,8 @@ def _timed(contributions: Contributions, weight: int, weight_sum: int, params: M
     computed = None if number is None else contributions.compute(params, number, over=lambda had: had >= weight)
     if computed is None or computed.samples != weight:
         raise Unproved(
-            f"it weighs {weight} after {weight_sum} samples of its worker, and that is no whole number of batches: the "
-            f"task's data has changed, or another program pushed it"
+            f"it weighs {weight} after {counted(weight_sum, 'sample')} of its worker, and that is no whole number of "
+            f"batches: the task's data has changed, or another program pushed it"
         )
     return computed
 
@@ -208,11 +208,12 @@ def _show(state: State, proof: Proof, config: JobConfig) -> None:
     whole = proof.commits == state.version
     end = f"ends at the job's head {proof.head[:12]}" if whole else f"as far as commit {proof.commits}"
     behind = f" after version {proof.since}" if proof.since else ""
-    number = proof.commits - proof.since
-    print(f"chain       {number} commits{behind}, {proof.contributions} contributions: unbroken, {end}")
+    number = counted(proof.commits - proof.since, "commit")
+    print(f"chain       {number}{behind}, {counted(proof.contributions, 'contribution')}: unbroken, {end}")
     if proof.by:
         since = f" after version {proof.replayed_since}" if proof.replayed_since else ""
-        print(f"{proof.by:<12}{proof.replayed} of {state.version - proof.replayed_since} commits{since} bit-identical")
+        number = counted(state.version - proof.replayed_since, "commit")
+        print(f"{proof.by:<12}{proof.replayed:,} of {number}{since} bit-identical")
     elif proof.since:
         print(
             f"replayed    nothing: the log begins after version {proof.since}; give --checkpoints DIR, where "

@@ -15,7 +15,7 @@ from kvps.config import JobConfig
 from kvps.connection.client import Client
 from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, LogSize, of_clock, of_latency, of_logs, of_server
 from kvps.device.base import open_device
-from kvps.errors import KvpsError, NotPermitted, ServerFull, ServerUnfit
+from kvps.errors import KvpsError, NotPermitted, ServerFull, ServerUnfit, counted
 from kvps.optim import Adam
 from kvps.parsing import bytes_text
 from kvps.protocol.keys import JobKeys
@@ -175,7 +175,7 @@ def _room(store: Store, model: float | None, workers: int) -> Iterator[Finding]:
     except ServerFull as full:
         yield Finding(about, WRONG, str(full).partition(": ")[0], "raise maxmemory, remove jobs, or have fewer workers")
         return
-    yield Finding(about, OK, f"at most {bytes_text(needs)} for {workers} workers and Adam")
+    yield Finding(about, OK, f"at most {bytes_text(needs)} for {counted(workers, 'worker')} and Adam")
 
 
 def _room_for(model: float) -> str:

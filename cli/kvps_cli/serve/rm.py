@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvps.errors import CorruptData, InvalidSetting, JobNotFound
+from kvps.errors import CorruptData, InvalidSetting, JobNotFound, counted
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
 from kvps_cli.output import say
@@ -25,7 +25,7 @@ def rm(
         try:
             opened, state = connect.read_job(store, job)
             id = opened.id
-            what = f"job {job} at version {state.version}, with {state.active} workers in it"
+            what = f"job {job} at version {state.version}, with {counted(state.active, 'worker')} in it"
         except CorruptData:
             what = f"job {job}, which is damaged"
         except JobNotFound:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from matplotlib import rc_context
@@ -17,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, counted
 from kvps_monitor.palette import PHASE_COLOURS, PHASE_WORDS, TONES
 from kvps_monitor.timeline.recording import Absence, Block, Recording
 from kvps_monitor.views import short_name
@@ -103,7 +104,8 @@ class _Drawing:
 
     def _frame(self) -> None:
         r, axes = self._recording, self._axes
-        counts = f"{len(r.workers):,} workers, {len(r.versions):,} versions, {r.iterations:,} rounds"
+        parts = (len(r.workers), "worker"), (len(r.versions), "version"), (r.iterations, "round")
+        counts = ", ".join(starmap(counted, parts))
         axes.set_title(r.mode, loc="left", fontsize=12, fontweight="bold", pad=9)
         axes.set_title(f"job {short_name(r.job, 32)}: {counts}", loc="right", fontsize=9, pad=9)
         axes.set_xlim(0, self._length)

@@ -202,7 +202,7 @@ TAMPERED = [  # how, whether the chain is then made anew, and what is said
     (_change_contribution(1, base=3), True, "commit 5: contribution 5 of w1 (round 5, on version 3): shard 0: task"),
     (_change_contribution(1, round=4), True, "commit 5: contribution 5 of w1 (round 4, on version 4): shard 0: task"),
     (_change_contribution(1, digest=FORGED), True, "gives another gradient here. It or its data has changed"),
-    (_change_contribution(1, digest="a,b"), True, "commit 5: contribution 5 of w1 has 2 digests, the job 1 shards"),
+    (_change_contribution(1, digest="a,b"), True, "commit 5: contribution 5 of w1 has 2 digests, the job 1 shard"),
     (_change_contribution(1, weight=0), True, "commit 5: its contributions make other weights"),
 ]
 

@@ -66,7 +66,7 @@ def test_contributions_that_wait_are_named(store: Store) -> None:
     with job.join("w0") as w0, job.join("w1"):
         w0.pull()
         w0.push({"x": np.ones(8, np.float32)})
-        assert "1 contributions waiting: w0 round 1" in inspect(store, "j")
+        assert "1 contribution waiting: w0 round 1" in inspect(store, "j")
         assert as_json(store, "j")["waiting"] == [{"worker": "w0", "round": 1, "base": 0}]
 
 
