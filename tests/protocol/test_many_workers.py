@@ -93,6 +93,25 @@ def test_a_plan_of_many_that_wait_is_bounded_where_nobody_waits_for_a_round(stor
     assert {c.text for c in rest.contributions}.isdisjoint(c.text for c in plan.contributions)
 
 
+def test_a_version_may_have_more_contributions_than_lua_passes_to_a_call(store: Store) -> None:
+    """One worker has left since, and is gone."""
+    workers = 1_001
+    job = store.create_job("job", TINY, workers=1, quorum=1, units=9_999)
+    scripts, history = job.access.scripts, job.round_state().history
+    for number in range(workers):
+        scripts.join(f"x{number}", "n", "", ME)
+        scripts.push(f"x{number}", "1-n", 1, 0, 0, "-", history, unit=scripts.next_unit(f"x{number}", "1-n"))
+    scripts.leave("x1000", "1-n", True)
+    term, plan = scripts.acquire(0, "holder", 60_000, "n1").term, scripts.plan().plan
+    assert plan
+    assert scripts.ready(0, term, plan, "0" * 16).flipped
+    state = job.state()
+    assert state.clock == {f"x{number}": 1 for number in range(workers)}
+    assert {m.round for m in state.members.values()} == {1}
+    assert [m.worker for m in state.members.values() if m.state == "gone"] == ["x1000"]
+    assert dict(state.units) == {"next": str(workers), "done": str(workers)}
+
+
 def _version_of(store: Store, shards: int) -> tuple[float, float]:
     """Return the commands, and the bytes sent, a shard: for a version whose norm is asked for by the holder of each."""
     params, settings = {"x": np.zeros(shards, np.float32)}, {"shards": shards, "worker_timeout_ms": 3_600_000}

@@ -16,9 +16,9 @@ if refused then return refused end
 local version, pin = whole(committed), redis.call('GET', keys.pin) or ''
 local members = redis.call('ZCARD', keys.rounds)
 local function answer(code) return { code, version, pin, members } end
-local open_id, open_history, open_text = unpack(redis.call('HMGET', keys.plan, 'id', 'history', 'text'))
+local open_id, open_history = unpack(redis.call('HMGET', keys.plan, 'id', 'history'))
 if open_id and open_id == known_id and open_history == known_history then return answer('SAME') end
-if open_id then return { 'OPEN', version, pin, members, open_text } end
+if open_id then return { 'OPEN', version, pin, members, redis.call('HGET', keys.plan, 'text') } end
 local staleness, workers, min_workers, quorum_text, grace_ms = unpack(redis.call('HMGET', keys.config,
   'staleness', 'workers', 'min_workers', 'quorum', 'grace_ms'))
 if redis.call('HLEN', keys.workers) < whole(workers) then return answer('EARLY') end

@@ -6,11 +6,11 @@
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
--- USES job numbers plans time turns units
+-- USES job numbers rounds time turns units
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
 --     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
 --     | {DIGEST, digest}: this term staged something else | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
-local refused, committed, present_head, present_history, furthest_text =
+local refused, committed, present_head, present_history, furthest =
   read_job(job, 'version', 'head', 'history', 'furthest')
 if refused then return refused end
 local next_version = whole(version)
@@ -42,40 +42,17 @@ end
 
 -- Plan and shards are logged letter by letter as they are hashed, so that anyone can hash them again.
 local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, ',')
-local plan, lowest, furthest = cjson.decode(text), lowest_round(), tonumber(furthest_text)
-local draining, freed = redis.call('ZCARD', keys.draining) > 0, false
--- Ends the round of a contribution, and counts it in the clock, or in skip if it was rejected. Returns its unit or nil.
-local function end_round(contribution, count)
-  local worker, unit = author_and_unit(contribution)
-  redis.call('HINCRBY', count, worker, 1)
-  local round = tonumber(redis.call('ZINCRBY', keys.rounds, 1, worker))
-  local last = draining and redis.call('ZSCORE', keys.draining, worker)
-  furthest = math.max(furthest, round)
-  if last and round >= tonumber(last) then
-    redis.call('ZREM', keys.rounds, worker)
-    redis.call('ZREM', keys.draining, worker)
-  end
-  return unit ~= '-' and unit or nil
-end
-for _, contribution in ipairs(plan.contributions) do
-  local unit = end_round(contribution, keys.clock)
-  if unit then
-    redis.call('HDEL', keys.units, unit)
-    redis.call('HINCRBY', keys.units, 'done', 1)
-  end
-end
-for _, contribution in ipairs(plan.rejected) do
-  local unit = end_round(contribution, keys.skip)
-  if unit then
-    free_unit(unit)
-    freed = true
-  end
-end
+local plan, lowest = cjson.decode(text), lowest_round()
+local done, highest = end_rounds(plan.contributions, keys.clock, tonumber(furthest))
+local given_back, furthest_now = end_rounds(plan.rejected, keys.skip, highest)
+for i = 1, #done, 1000 do redis.call('HDEL', keys.units, unpack(done, i, math.min(i + 999, #done))) end
+if #done > 0 then redis.call('HINCRBY', keys.units, 'done', #done) end
+for _, unit in ipairs(given_back) do free_unit(unit) end
 local ms, number = through:match('^(%d+)-(%d+)$')
 redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- a plan takes the oldest entries
 redis.call('DEL', keys.plan, keys.ready)
 local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
-local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest) }
+local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now) }
 for i, part in ipairs(staged) do
   local place = #changes
   changes[place + 1], changes[place + 2] = 'before:' .. numbers[i], names[i] or ''
@@ -88,7 +65,7 @@ local commit_id = redis.call('XADD', keys.commits, '*', 'kind', 'commit', 'versi
 -- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
 local staleness, max_pending, quorum = unpack(redis.call('HMGET', keys.config, 'staleness', 'max_pending', 'quorum'))
 local after = lowest_round()
-if after ~= lowest or freed or quorum ~= '0' or tonumber(staleness) < 0 or tonumber(max_pending) <= tonumber(staleness) then
+if after ~= lowest or #given_back > 0 or quorum ~= '0' or tonumber(staleness) < 0 or tonumber(max_pending) <= tonumber(staleness) then
   wake(after)
 end
 return { 'FLIPPED', next_version, redis.call('GET', keys.pin) or '', commit_id }
