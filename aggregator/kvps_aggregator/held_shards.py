@@ -279,7 +279,7 @@ class HeldShards:
             self.sweep()
 
     def sweep(self) -> None:
-        """Delete the bytes that dead processes have left in the slots of the held shards. Raises ServerUnfit if the
+        """Delete the bytes that dead processes have left in the slots of the held shards. Raises KeysEvicted if the
         server has deleted others."""
         self.evictions.check()
         self._sweeper.sweep(self.shards.values())

@@ -19,6 +19,7 @@ from kvps.protocol.recovery import LOOK_S, begin_history, file_is_whole
 from kvps.store import Store
 from kvps.transport.base import Transport
 from kvps_aggregator.aggregator import Aggregator
+from kvps_aggregator.eviction_guard import KeysEvicted
 from kvps_aggregator.held_shards import AggregatorOptions
 from kvps_aggregator.leases import LeaseKeeper
 
@@ -79,7 +80,7 @@ class JobWatcher:
         self._threads: dict[str, threading.Thread] = {}
         self._failed: dict[str, str] = {}  # names of jobs whose aggregator has failed, and why
         self._known: set[str] = set()  # ids
-        self._lost: list[ServerLost] = []
+        self._lost: list[ServerError] = []
         self.last_turn = time.monotonic()
 
     def stop(self) -> None:
@@ -233,7 +234,7 @@ class JobWatcher:
                 self._aggregator(job).run(until_finished=True, idle_s=_LINGER_S)
         except JobNotFound:
             pass
-        except ServerLost as error:
+        except (ServerLost, KeysEvicted) as error:
             self._lost.append(error)
             self._stopped.set()
         except Exception as error:  # whatever is wrong with one job, the others are served

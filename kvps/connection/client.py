@@ -50,7 +50,17 @@ from kvps.connection.sockets import (
     redacted,
     too_many_clients,
 )
-from kvps.errors import KvpsError, NoServer, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit, shown
+from kvps.errors import (
+    CorruptData,
+    KvpsError,
+    NoServer,
+    NotPermitted,
+    ServerError,
+    ServerFull,
+    ServerLost,
+    ServerUnfit,
+    shown,
+)
 from kvps.machine.fork import ProcessOwner
 from kvps.parsing import bytes_text
 
@@ -466,8 +476,9 @@ class Client(Queries):
                 f"{self._where} does not know {command}, which kvps needs: it is renamed or disabled there "
                 f"(rename-command in redis.conf), or this is another server than Redis or Valkey"
             )
-        refused = ServerError(f"{self._where} answers: {error}")
-        return self.lacking(refused) if _in_script(error) else refused
+        if _in_script(error) and (why := self.eviction()):
+            return CorruptData(f"a script at {self._where} does not find a key that must be there: {why}")
+        return ServerError(f"{self._where} answers: {error}")
 
     def lacking(self, error: _E) -> _E:
         """Return an error about a key that must be there and is not. It says so if the server has evicted keys."""

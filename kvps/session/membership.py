@@ -82,7 +82,8 @@ class Membership:
     def server_restarted(self) -> WorkerEvicted:
         """Begin a new history, because the server remembers less than this session. Return the error to raise."""
         await_history(self._access.server, self._access.scripts, self._access.keys.job, self.version)
-        return self._evicted("its server was restarted, and may have lost its last writes")
+        why = "its server was restarted, and may have lost its last writes"
+        return self._access.client.lacking(self._evicted(why))
 
     @contextmanager
     def memory_checked(self) -> Iterator[None]:

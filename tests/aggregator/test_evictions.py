@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating, model, work_on
+from helpers.clusters import running_cluster
+from helpers.harness import aggregating, await_version, gradient, model, work_on
 from helpers.servers import running_server
 from helpers.waiting import eventually
 from kvps_aggregator import serve
+from kvps_aggregator.job_watcher import JobWatcher
 
 import kvps
 from kvps.job import Job
 from kvps.session.session import Session
 from kvps.store import Store
 
+Serving = Callable[[Store, Job], None]
 EVICTED = (
     r"the server has evicted [\d,]+ keys? since it was started \(maxmemory-policy \S+\), .*: set maxmemory-policy "
 )
@@ -28,17 +33,17 @@ def evicting() -> Iterator[str]:
     with running_server() as url:
         with kvps.connect(url) as store:
             store.client.call("SET", "another program's", "x" * 1000)
-            evict_all(store, "noeviction")
+            evict_all(store.client.call, "noeviction")
         yield url
 
 
-def evict_all(store: Store, afterwards: str = "allkeys-random") -> None:
-    """Have the server evict every key, as one does whose memory is full of other things."""
+def evict_all(call: Callable[..., Any], afterwards: str = "allkeys-random") -> None:
+    """Have a server evict every key, as one does whose memory is full of other things."""
     for name, value in (("maxmemory-policy", "allkeys-random"), ("maxmemory", "1")):
-        store.client.call("CONFIG", "SET", name, value)
-    assert eventually(lambda: not store.client.call("DBSIZE"))
+        call("CONFIG", "SET", name, value)
+    assert eventually(lambda: not call("DBSIZE"))
     for name, value in (("maxmemory", "0"), ("maxmemory-policy", afterwards)):
-        store.client.call("CONFIG", "SET", name, value)
+        call("CONFIG", "SET", name, value)
 
 
 def _fill(job: Job, session: Session) -> None:
@@ -57,7 +62,7 @@ def _fill(job: Job, session: Session) -> None:
         ("version", lambda job, session: session.push({"x": np.ones(3, np.float32)}), kvps.JobNotFound),
         ("layout", lambda job, session: Job(job.access.client, job.name), kvps.JobNotFound),
         ("workers", lambda job, session: session.pull(), kvps.WorkerEvicted),
-        ("config", lambda job, session: job.access.scripts.plan(), kvps.ServerError),
+        ("config", lambda job, session: job.access.scripts.plan(), kvps.CorruptData),
         ("", lambda job, session: job.snapshot(), kvps.CorruptData),
         ("", _fill, kvps.ServerFull),
     ],
@@ -78,19 +83,45 @@ def test_an_error_about_what_is_missing_names_the_eviction(
             store.client.call("FLUSHALL")
 
 
+def _one_job(store: Store, job: Job) -> None:
+    serve(job, until_finished=False)
+
+
+def _every_job(store: Store, job: Job) -> None:
+    JobWatcher(store, print, print).run()
+
+
+@pytest.mark.parametrize("serving", [_one_job, _every_job])
 @pytest.mark.parametrize("all_keys", [True, False], ids=["every-key", "another-program's"])
-def test_an_aggregator_ends_where_its_server_begins_to_evict(all_keys: bool) -> None:
+def test_an_aggregator_ends_where_its_server_begins_to_evict(serving: Serving, all_keys: bool) -> None:
     """Of many keys no script can tell whether they were ever there: what is computed without them would be wrong."""
     with running_server() as url, kvps.connect(url) as store:
         for number in range(1_000):
             store.client.call("SET", f"another program's {number}", "x" * 100)
-        job = store.create_job("job", model(), transport="redis", worker_timeout_ms=400)
-        with ThreadPoolExecutor(1) as pool:
-            serving = pool.submit(serve, job, until_finished=False)
-            work_on(job, "w0", 3)
-            evict_all(store) if all_keys else _evict_some(store)
+        with _ends(store, serving):
+            evict_all(store.client.call) if all_keys else _evict_some(store)
+
+
+@pytest.mark.slow
+def test_an_aggregator_ends_where_a_master_of_its_cluster_evicts() -> None:
+    with running_cluster(replicas=0) as cluster, kvps.connect(cluster.url) as store, _ends(store, _one_job) as job:
+        evict_all(cluster.master_of(job.access.keys.version).ask)
+
+
+@contextmanager
+def _ends(store: Store, serving: Serving) -> Iterator[Job]:
+    """Serve a job, whose aggregator must end because of what is done in the block."""
+    job = store.create_job("job", model(), transport="redis", worker_timeout_ms=400)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(serving, store, job)
+        with job.join("w0") as session:
+            session.push(gradient(session.pull(), 0, 0))
+            await_version(job, 1)
+            yield job
             with pytest.raises(kvps.ServerUnfit, match=f"job 'job' cannot go on: {EVICTED}"):
-                serving.result(60)
+                served.result(60)
+            with suppress(kvps.KvpsError):  # the job may be gone
+                session.leave()
 
 
 def _evict_some(store: Store) -> None:
