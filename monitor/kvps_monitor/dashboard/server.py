@@ -18,6 +18,7 @@ from kvps_monitor.dashboard.app import application
 from kvps_monitor.dashboard.watches import Watches
 
 _MOST_CONNECTIONS = 1024
+_PATIENCE_S = 2.0  # viewers are told of a server that does not answer, and each look asks again
 _GRACE_S = 1  # for answers that are on their way at the end
 
 
@@ -32,9 +33,10 @@ def serve(store: Store, host: str, port: int, token: str, say: Callable[[str], N
     made = "" if token or is_loopback(address) else secrets.token_urlsafe(24)
     access = Access.of(host, address, port, token or made)
     say(f"http://{_opened(bound, host)}:{port}/{f'?token={made}' if made else ''}")
-    watches = Watches(store)
+    quick = Store(store.client.twin(_PATIENCE_S))
+    watches = Watches(quick)
     config = uvicorn.Config(
-        application(store, watches, access),
+        application(quick, watches, access),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -46,7 +48,8 @@ def serve(store: Store, host: str, port: int, token: str, say: Callable[[str], N
         limit_concurrency=_MOST_CONNECTIONS,
         timeout_graceful_shutdown=_GRACE_S,
     )
-    _Server(config, watches).run(sockets=[bound])
+    with quick:
+        _Server(config, watches).run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):
@@ -71,10 +74,10 @@ def _opened(bound: socket.socket, host: str) -> str:
 def _bind(host: str, port: int) -> socket.socket:
     """Return a socket that is bound to the address. Raises InvalidSetting."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
         raise InvalidSetting(f"--host {host!r} is no name or address of this machine") from None
-    family, kind, protocol, _, address = found[0]
+    family, kind, protocol, _, address = addresses[0]
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

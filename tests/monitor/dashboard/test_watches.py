@@ -153,7 +153,7 @@ async def _lose_the_server(path: str) -> None:
     url = server.__enter__()
     with kvps.connect(url) as store:
         store.create_job("a", model())
-        watches = Watches(store)
+        watches = Watches(Store(store.client.twin(1.0)))
         frames = await watches.frames("a")
         await taken(frames)
         await asyncio.to_thread(server.__exit__, None, None, None)
