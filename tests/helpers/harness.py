@@ -129,9 +129,9 @@ class _Abandoned(Aggregator):
         self.held.leases._keeper.remove(self.held.leases)
 
 
-def abandoned(job: Job, near: Near | None = None, record: Path | None = None) -> _Abandoned:
+def abandoned(job: Job, near: Near | None = None, record: Path | None = None, log: KeptLog = AS_USUAL) -> _Abandoned:
     """Return an aggregator that ends with its `with` block as if its process had been killed."""
-    return _Abandoned(job, threading.Event(), options=AggregatorOptions(record, near=near))
+    return _Abandoned(job, threading.Event(), options=AggregatorOptions(record, near=near, log=log))
 
 
 def work(job: Job, rounds: int, step: Callable[[Session, Params, int], Params], workers: int) -> None:

@@ -26,6 +26,7 @@ from helpers.internals import abandon, segments_of
 from helpers.shared_memory import OVER_SHM, bits, commit_all, committed, recoveries, take, train
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome, serve
+from kvps_aggregator.log_keeper import KeptLog
 
 import kvps
 from kvps.store import Store
@@ -143,6 +144,26 @@ def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Sto
         shared_memory.forget(segments_of(job).folder)
     assert recoveries(job) == [("0", "3"), ("0", "2")]
     assert check_chain(job) == 0
+
+
+def test_what_a_loss_would_undo_is_not_cut_from_the_log(store: Store) -> None:
+    job = store.create_job("job", model(), mirror_every="10", lease_ms=300, **OVER_SHM)
+    assert segments_of(job)
+    with abandoned(job, log=KeptLog(3)) as aggregator, job.join("w0") as session:
+        train(session, aggregator, 17)
+        assert eventually(lambda: job.kept(99) >= 10)
+        train(session, aggregator, 1)
+        aggregator.held.keeper.close()
+        abandon(session)
+    kept, before = job.kept(99), job.state()
+    assert 1 < before.moved <= kept
+    shared_memory.forget(segments_of(job).folder)
+    with aggregating(job):
+        assert eventually(lambda: job.state().history != before.history)
+        work_on(job, "w0", 20)
+        assert committed(job, 20)
+    assert recoveries(job) == [(f"{kept}", f"{18 - kept}")]
+    assert check_chain(job) == 20
 
 
 def test_memory_that_is_lost_under_a_living_holder_is_taken_anew(store: Store) -> None:
