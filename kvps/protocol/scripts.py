@@ -312,6 +312,10 @@ class JobScripts:
         """Give a sign of life, and say what the worker does. Raises WorkerEvicted."""
         self._run("heartbeat", worker=worker, incarnation=incarnation, phase=activity)
 
+    def sign_of_life(self, worker: str, incarnation: str, activity: str) -> tuple[object, ...]:
+        """Return `heartbeat` as a command."""
+        return self._command("heartbeat", worker=worker, incarnation=incarnation, phase=activity)
+
     def leave(
         self, worker: str, incarnation: str, finished: bool, traces: Sequence[str] = (), residual: str = ""
     ) -> None:

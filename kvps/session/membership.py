@@ -12,7 +12,7 @@ from kvps.machine.fork import ProcessOwner
 from kvps.protocol.answers import Joined, ServerRestarted, evicted
 from kvps.protocol.job_state import Member, RoundState
 from kvps.protocol.recovery import await_history
-from kvps.session.heartbeat import Heartbeat, interval_s
+from kvps.session.heartbeat import Heartbeat
 from kvps.session.iteration import IterationTimer
 from kvps.transport.access import JobAccess
 from kvps.transport.shared_memory import SharedMemoryLost
@@ -42,8 +42,7 @@ class Membership:
         self._access = access
         self._reader = reader
         self._thread = threading.get_ident()
-        every_s = interval_s(access.config.worker_timeout_ms)
-        self._heartbeat = Heartbeat(access.scripts, worker, joined.incarnation, every_s, timer)
+        self._heartbeat = Heartbeat(access, worker, joined.incarnation, timer)
         self._heartbeat.start()
         # A worker that drops its session without leaving falls silent.
         weakref.finalize(self, self.owner.run, self._heartbeat.stop)

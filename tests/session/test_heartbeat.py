@@ -1,0 +1,63 @@
+"""Who is alive: a worker that computes and holds the interpreter's lock, not one that is stopped or dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from helpers.harness import aggregating, model
+from helpers.waiting import command_lines_with, eventually
+from helpers.zygote import Popen
+
+from kvps.job import Job
+from kvps.store import Store
+
+HOLDER = """
+import ctypes, sys
+import kvps
+
+url, seconds = sys.argv[1:]
+with kvps.connect(url) as store, store.job("job").join("w0") as session:
+    params = session.pull()
+    print("holds the lock", flush=True)
+    ctypes.PyDLL(None).usleep(int(float(seconds) * 1e6))  # unlike a CDLL, it keeps the interpreter's lock
+    print(session.push(params), flush=True)
+"""
+
+
+@contextmanager
+def _holding(job: Job, seconds: float) -> Iterator[Popen]:
+    """Serve the job inside the block, with a worker that holds its interpreter's lock for so long before it pushes."""
+    command = [sys.executable, "-c", HOLDER, job.access.client.url, str(seconds)]
+    with aggregating(job), Popen(command, stdout=subprocess.PIPE, text=True) as worker:
+        try:
+            assert worker.stdout
+            assert worker.stdout.readline() == "holds the lock\n"
+            yield worker
+        finally:
+            worker.kill()
+
+
+def test_a_worker_that_holds_the_interpreters_lock_for_longer_than_the_timeout_lives(store: Store) -> None:
+    """No thread of its process can give a sign of life meanwhile."""
+    job = store.create_job("job", model(), worker_timeout_ms=4000)
+    with _holding(job, 5) as worker:
+        output, _ = worker.communicate(timeout=60)
+        assert (worker.returncode, output) == (0, "1\n")
+    assert "evict" not in {fields["kind"] for _, fields in job.entries()}
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+def test_one_that_is_stopped_or_dead_meanwhile_does_not(store: Store, number: signal.Signals) -> None:
+    job = store.create_job("job", model(), worker_timeout_ms=500)
+    with _holding(job, 60) as worker:
+        stand_in = f"stand_in_process.py {worker.pid} "
+        assert command_lines_with(stand_in)
+        os.kill(worker.pid, number)
+        assert eventually(lambda: job.state().members["w0"].evicted)
+    assert eventually(lambda: not command_lines_with(stand_in))
