@@ -1,4 +1,4 @@
-"""Starts the processes of a job on this machine, reads their output, and restarts those that are killed."""
+"""Starts the processes of a job on this machine, reads their output, and restarts those that are killed or evicted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvps.errors import KvpsError
 from kvps.job import Job
 from kvps.machine import launcher, process
 from kvps.protocol.answers import ServerRestarted
-from kvps.protocol.job_state import State
+from kvps.protocol.job_state import Member, State
 from kvps.store import Store
 
 log = logging.getLogger("kvps.supervise")
@@ -48,7 +48,9 @@ class Child:
     killed_by: str = ""  # what sent the signal, if known
     version: int = 0
     fruitless: int = 0
+    judged: bool = False  # its end was looked at, and the next two say the truth about it
     finished: bool = False  # its worker has done all its rounds
+    evicted: bool = False  # its worker was evicted while it ran
 
     def __str__(self) -> str:
         return f"{self.name} (process {self.process.pid})"
@@ -63,19 +65,20 @@ class Child:
         return self.process.poll() if self.heard.is_set() else None
 
     @property
-    def killed(self) -> bool:
-        """Whether a signal ended it before its worker had finished, so that it is restarted."""
-        return (self.code or 0) < 0 and not self.finished
+    def restarts(self) -> bool:
+        """Whether it is restarted: a signal ended it before its worker had finished, or it ended with an error because
+        its worker was evicted."""
+        return not self.finished and ((self.code or 0) < 0 or (self.evicted and bool(self.code)))
 
     @property
     def done(self) -> bool:
         """Whether it has ended and is not restarted."""
-        return self.code is not None and not self.killed
+        return self.code is not None and self.judged and not self.restarts
 
     @property
     def failed(self) -> bool:
-        """Whether it exited with an error, not by a signal."""
-        return (self.code or 0) > 0
+        """Whether it exited with an error of its own, not by a signal."""
+        return (self.code or 0) > 0 and not self.evicted
 
     @property
     def signal(self) -> str:
@@ -149,6 +152,7 @@ class Supervisor:
             child = self.children[name] = Child(name, command, environment, popen, mark, heard, own)
         else:
             child.process, child.mark, child.heard, child.killed_by = popen, mark, heard, ""
+            child.judged = child.evicted = False
         log.debug("%s: started: %s", child, " ".join(command))
         threading.Thread(target=self._hear, args=(child, popen, heard), name=f"kvps-hear-{name}", daemon=True).start()
         return child
@@ -186,10 +190,10 @@ class Supervisor:
         return lines
 
     def watch(self, timeout_s: float) -> None:
-        """Wait until a child ends, but not longer than `timeout_s`, and replace a killed child at once.
+        """Wait until a child ends, but not longer than `timeout_s`, and replace a killed or an evicted child at once.
 
         The other processes need not wait for a timeout, because this one knows for sure that its child is dead.
-        Raises KvpsError for a child that is killed again and again before anything is committed.
+        Raises KvpsError for a child that ends so again and again before anything is committed.
         """
         if self._died.wait(timeout_s):
             self._died.clear()
@@ -200,8 +204,11 @@ class Supervisor:
                 state = job.state()
                 for child in ended:
                     child.finished = _has_finished(child.name, state, job.config)
+                    if not child.judged:  # later it is evicted all the same, by this process
+                        child.evicted = child.mark not in released and _was_evicted(child, state)
             for child in ended:
-                if child.killed:
+                child.judged = True
+                if child.restarts:
                     end, done = self._note(child), released.get(child.mark, [])
                     self._restart(child)
                     log.info("%s: %s", end, "; ".join([*done, f"started again as process {child.process.pid}"]))
@@ -209,10 +216,11 @@ class Supervisor:
                     log.info("%s after its last round: not started again", self._note(child))
 
     def _note(self, child: Child) -> str:
-        """Remember how a child was killed, and return it as a sentence without its full stop."""
-        killed = f"was killed ({child.signal}{f', by {child.killed_by}' if child.killed_by else ''})"
-        self._ended[child.mark] = f"{child}, which {killed}"
-        return f"{child} {killed}"
+        """Remember how a child ended, and return it as a sentence without its full stop."""
+        by = f", by {child.killed_by}" if child.killed_by else ""
+        end = f"was killed ({child.signal}{by})" if child.signal else f"was evicted, and ended with code {child.code}"
+        self._ended[child.mark] = f"{child}, which {end}"
+        return f"{child} {end}"
 
     def _child(self, holder: str) -> Child | None:
         return next((child for child in self.children.values() if child.mark == _mark(holder)), None)
@@ -233,9 +241,10 @@ class Supervisor:
         child.fruitless = child.fruitless + 1 if version == child.version else 0
         child.version = version
         if child.fruitless == _FRUITLESS and self._gives_up:
+            how = f"killed {_FRUITLESS} times in a row by signal {-child.process.returncode} ({child.signal})"
             raise KvpsError(
-                f"{f'job {job.name}' if job else 'the run'} ends: {child.name} was killed {_FRUITLESS} times in a row "
-                f"by signal {-child.process.returncode} ({child.signal}) before anything was committed"
+                f"{f'job {job.name}' if job else 'the run'} ends: {child.name} was "
+                f"{how if child.signal else f'evicted {_FRUITLESS} times in a row'} before anything was committed"
             )
         self.run_again(child)
 
@@ -276,6 +285,18 @@ def _has_finished(worker: str, state: State, config: JobConfig) -> bool:
     return member is not None and (member.finished or state.finished(config))
 
 
+def _was_evicted(child: Child, state: State) -> bool:
+    """Return whether a child's worker is out of the vector clock without having left, or cut off by a restart of the
+    server."""
+    member = state.members.get(child.name)
+    return member is not None and _mark_of(member) == child.mark and (member.evicted or member.state == "rejoining")
+
+
+def _mark_of(member: Member) -> str:
+    """Return the mark of a worker's process."""
+    return f"{member.host}:{member.pid}:{member.process['start']}"
+
+
 def _mark(holder: str) -> str:
     """Return the mark of the process that holds a lease."""
     return holder.rpartition(":")[0]
@@ -288,7 +309,7 @@ def release_dead(job: Job, dead: set[str]) -> dict[str, list[str]]:
     """
     released = defaultdict[str, list[str]](list)
     for member in job.state().members.values():
-        mark = f"{member.host}:{member.pid}:{member.process['start']}"
+        mark = _mark_of(member)
         if member.active and mark in dead:
             job.evict(member)
             released[mark].append("evicted")

@@ -83,16 +83,23 @@ def test_the_script_has_the_last_word(here: Path, start: Any) -> None:
     assert running.wait() == 0
 
 
-def test_a_killed_copy_goes_on_and_everything_counts_once(lasting: kvps.Store, here: Path, start: Any) -> None:
-    """The job pauses while it is away, so that not a bit may be another than if nobody had been killed."""
-    patient = ["--worker-timeout", "60", "--lease", "60"]  # only who knows that its child is dead can be quick
+@pytest.mark.parametrize(("lost", "timeout"), [("killed", "60"), ("evicted", "1")])
+def test_a_copy_that_is_lost_goes_on_and_everything_counts_once(
+    lasting: kvps.Store, here: Path, start: Any, lost: str, timeout: str
+) -> None:
+    """The job pauses while it is away, so that not a bit may be another than if it had not been lost."""
+    patient = ["--worker-timeout", timeout, "--lease", "60"]  # only who knows that its child is dead can be quick
     running = start("run", "-w", "2", "--min-workers", "2", *patient, *script(100))
     assert eventually(lambda: lasting.client.call("EXISTS", JobKeys("train").config))
     job = lasting.job("train")
     assert eventually(lambda: job.state().version > 20)
     member = job.state().members["w1"]
-    os.kill(member.pid, signal.SIGKILL)
-    running.until("200 contributions in 100 versions")
+    os.kill(member.pid, signal.SIGKILL if lost == "killed" else signal.SIGSTOP)
+    if lost == "evicted":
+        assert eventually(lambda: job.state().members["w1"].evicted)
+        os.kill(member.pid, signal.SIGCONT)
+    lines = running.until("200 contributions in 100 versions")
+    assert f"w1 (process {member.pid}) was {lost}" in lines
     assert running.wait() == 0
     state = job.state()
     assert state.members["w1"].incarnation.startswith("2-")
