@@ -111,6 +111,6 @@ def _fail(message: str, code: int) -> int:
 def _interrupt(number: int, _: FrameType | None) -> None:
     """Leave through every `finally` on Ctrl-C and SIGTERM; a second signal ends the process at once."""
     _received.append(number)
-    patience.end_soon()
+    patience.ending.set()
     signal.signal(number, signal.SIG_DFL)
     raise KeyboardInterrupt

@@ -17,11 +17,12 @@ PATIENCE = "KVPS_PATIENCE"
 """The environment variable of the seconds that a process waits; `kvps_cli.server_options` has an option for it."""
 PATIENCE_S = 60.0  # Sentinels see a dead master after 30 s unless that is set, and vote after that
 _SAY_EVERY_S = 10.0
-_LAST_S = 2.0  # for what a process that a signal ends still asks of its server
+LAST_S = 2.0  # for what a process that a signal ends still asks of its server
 
 _said: dict[str, float] = {}  # server -> when a line about it was logged: all threads share one
 _saying = threading.Lock()
-_ending = threading.Event()
+ending = threading.Event()
+"""Set when all calls of this process are to give up soon, because a signal ends it."""
 
 
 def patience_s() -> float:
@@ -34,11 +35,6 @@ def patience_s() -> float:
     if not 0 <= seconds < math.inf:
         raise InvalidSetting(f"{PATIENCE} is a number of seconds, or 0 for no limit, and not {shown(text)}")
     return seconds or math.inf
-
-
-def end_soon() -> None:
-    """Have all calls of this process give up soon, because it ends."""
-    _ending.set()
 
 
 class Retries:
@@ -67,7 +63,7 @@ class Retries:
         now = time.monotonic()
         if answers:
             self._deadline = now + self._delay_s + self.patience_s
-        deadline = min(self._deadline, self._since + _LAST_S) if _ending.is_set() else self._deadline
+        deadline = min(self._deadline, self._since + LAST_S) if ending.is_set() else self._deadline
         if now + self._delay_s > deadline:
             return False
         if self._may_say(now):

@@ -38,9 +38,8 @@ from redis.retry import Retry
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.layout import CHUNKS_AHEAD
-from kvps.connection import sentinel
+from kvps.connection import patience, sentinel
 from kvps.connection.credentials import CA, CERTIFICATE, credentials, over_tls
-from kvps.connection.patience import patience_s
 from kvps.connection.replicas import IF_ANY, NONE, Copies
 from kvps.connection.resp import Command, Replies, packed
 from kvps.connection.urls import check_form, speaks_tls
@@ -111,6 +110,7 @@ class _Bulk:
     """The methods with which a redis-py connection moves arrays; mixed into each kind of connection."""
 
     _sock: Any
+    socket_timeout: Any
     used_at = 0.0
     _greeted = False
     _last_words = b""
@@ -118,6 +118,8 @@ class _Bulk:
     def connect(self) -> None:
         """Connect and greet the server. Raises ClientRefused, and redis-py's errors as they come."""
         self._greeted, self._last_words = False, b""
+        if patience.ending.is_set():
+            self.socket_timeout = min(self.socket_timeout, patience.LAST_S)
         try:
             cast(Any, super()).connect()
         except RedisConnectionError as error:
@@ -288,7 +290,7 @@ def connection_settings(url: str) -> dict[str, Any]:
     settings.setdefault("max_connections", _NO_LIMIT)
     if settings["max_connections"] < 1:
         raise InvalidSetting(f"{redacted(url)}: max_connections must be 1 or more")
-    settings.setdefault("socket_timeout", min(SOCKET_TIMEOUT_S, patience_s()))
+    settings.setdefault("socket_timeout", min(SOCKET_TIMEOUT_S, patience.patience_s()))
     if not settings["socket_timeout"] > 0:
         raise InvalidSetting(f"{redacted(url)}: socket_timeout must be more than 0 seconds")
     if not url.startswith("unix:"):

@@ -85,11 +85,11 @@ def test_without_a_limit_it_is_waited_for_until_the_process_ends(
     server_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("KVPS_PATIENCE", "0")
-    monkeypatch.setattr(patience, "_LAST_S", 0.1)
-    monkeypatch.setattr(patience, "_ending", threading.Event())
+    monkeypatch.setattr(patience, "LAST_S", 0.1)
+    monkeypatch.setattr(patience, "ending", threading.Event())
     with kvps.connect(server_url) as store, kvps.connect(f"{server_url}?socket_timeout=0.1") as other:
         with stopped(store.client):
-            ending = threading.Timer(0.8, patience.end_soon)
+            ending = threading.Timer(0.8, patience.ending.set)
             ending.start()
             with pytest.raises(kvps.ServerLost, match=r"no answer from \S+ for 1 s"):
                 other.client.call("PING")
