@@ -90,6 +90,9 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:removed                     string  remove, forget.lua  the id of a removed job, while its bytes are
                                                                        being unlinked
     kvps:{job}:trace:<worker>              stream  push, leave.lua     capped: the times of each iteration, its loss
+    kvps:{job}:trace:all:losses            hash    push, leave.lua     of the whole run, thinned: round -> how many
+                                                                       workers said a loss, the sum, the lowest and the
+                                                                       highest; every: which rounds it has
     kvps:{job}:trace:shard:<shard>         stream  trace.lua           capped: the times of each version of a shard
     kvps:{job/id/shard/}:owner              string  own.lua             the term that may delete in this slot
     kvps:{job/id/shard/}:w:<name>:<chunk>   string  aggregator          weights, raw little-endian
@@ -245,6 +248,10 @@ class JobKeys:
     def trace(self, worker: str) -> str:
         return self._control(f"trace:{worker}")
 
+    @property
+    def losses(self) -> str:
+        return self._control("trace:all:losses")  # a worker may write the keys below `trace`
+
     def shard_trace(self, shard: int) -> str:
         """Return the trace of a shard. No worker's name has a colon."""
         return self._control(f"trace:shard:{shard}")
@@ -252,7 +259,7 @@ class JobKeys:
     def all_control(self, workers: Iterable[str], shards: int) -> list[str]:
         """Return all control keys of the job with these workers, except `removed`."""
         keys = [self._control(name) for name in _Control.names if name != "removed"]
-        keys += map(self.trace, workers)
+        keys += [*map(self.trace, workers), self.losses]
         for shard in range(shards):
             keys += [self.lease(shard), self.term(shard), self.wish(shard), self.shard_trace(shard)]
         return keys

@@ -199,6 +199,18 @@ def _tiles(at_us: int | None, phases: Phases, after: float) -> Iterator[tuple[st
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
+def losses_of(job: Job) -> list[tuple[int, float, float, float]]:
+    """Return (round, mean, lowest, highest loss of the workers), by round, of the whole run, thinned. Raises
+    CorruptData."""
+    found = []
+    for round_, text in job.access.client.call("HGETALL", job.access.keys.losses).items():
+        if round_ != "every":
+            where = f"the losses of round {round_[:20]!r}"
+            parts = [number(part, where) for part in [*text.split(), *["-"] * 4][:4]]
+            found.append((whole(round_, "a round with losses"), parts[1] / max(1.0, parts[0]), parts[2], parts[3]))
+    return sorted(found)
+
+
 class Traces:
     """The traces of a job. Each call of `read` reads what is new since the one before."""
 

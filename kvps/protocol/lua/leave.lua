@@ -1,6 +1,6 @@
 -- leave: take an incarnation out of the vector clock. What it pushed still commits (draining); then it is gone.
 -- KEYS version:hash workers:hash heartbeat:zset commits:stream trace(worker):stream units:hash free_units:zset
--- KEYS rounds:zset pushed:zset draining:zset finished:set turns:stream never
+-- KEYS rounds:zset pushed:zset draining:zset finished:set turns:stream losses:hash never
 -- ARGV job worker incarnation finished residual traces...
 --   finished: '1' if it has done all its rounds, else '0'
 --   residual: the name of the residual of all that it pushed, which it has stored now or inherited at its join; or ''
@@ -32,7 +32,7 @@ local right = residual == entry.residual or residual:sub(1, #own) == own
 entry.residual = right and residual or nil
 write_worker(worker, entry)
 redis.call('XADD', keys.commits, '*', 'kind', 'leave', 'worker', worker, 'incarnation', incarnation, 'state', state)
-append_traces(keys.trace, traces, 1)
+append_traces(keys.trace, traces, 1, keys.losses)
 local after = lowest_round()
 if freed or after ~= lowest then wake(after) end
 return { 'OK', state }

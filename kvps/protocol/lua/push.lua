@@ -1,7 +1,7 @@
 -- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer. A late one may be
 -- dropped: its sequence number is used up all the same, so that nothing else is ever stored under its names.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset inbox:stream trace(worker):stream
--- KEYS units:hash pushed:zset rounds:zset plan:hash never
+-- KEYS units:hash pushed:zset rounds:zset plan:hash losses:hash never
 -- ARGV job worker incarnation seq base weight digests history unit mode part traces...
 --   base: the version that it was computed on
 --   weight: 0 counts as zeros
@@ -75,5 +75,5 @@ entry.unit, entry.residual = nil, nil
 write_worker(worker, entry)
 redis.call('ZADD', keys.heartbeat, now, worker)
 redis.call('ZADD', keys.pushed, round, worker)
-append_traces(keys.trace, traces, whole(workers))
+append_traces(keys.trace, traces, whole(workers), keys.losses)
 return { 'ACK', entry.acked, entry.round, weight_sum(entry) }

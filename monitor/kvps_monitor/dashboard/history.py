@@ -85,9 +85,14 @@ class History:
         versions: Sequence[Sequence[ShardVersion]],
         commits: Iterable[Event],
         now_s: float,
+        losses: Sequence[tuple[int, float, float, float]] = (),
     ) -> None:
         """Add what was recorded before the first look, which is at `now_s`, or for a finished job at its end. `commits`
-        are the newest of the log."""
+        are the newest of the log, and `losses` those of the whole run: (round, mean, lowest, highest)."""
+        first = min((each[0].round for each in iterations if each), default=math.inf)
+        for round_, *values in losses:
+            if round_ < first:
+                self._series["loss"].put(look, round_, values)
         recorded = sorted(chain.from_iterable(iterations), key=lambda i: tuple(map(int, i.entry.split("-"))))
         self._add_losses(look, ((i.round, i.worker, i.loss) for i in recorded if i.loss is not None))
         norms = GradientNorms(len(versions))

@@ -16,7 +16,7 @@ from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look, Trouble, frame
 from kvps_monitor.dashboard.history import MOST, History
 from kvps_monitor.live import JobWatch
-from kvps_monitor.spans import Traces
+from kvps_monitor.spans import Traces, losses_of
 
 log = logging.getLogger("kvps.dashboard")
 
@@ -208,7 +208,9 @@ class _LookedAt:
         few = EventLog(job.access.client, job.access.keys).newest(_COMMITS) if len(members) <= _FEW else []
         commits = [event for event in few if event.kind == "commit"]
         until_s = 0.0 if state.finished(job.config) else job.access.server.seconds()
-        self._history.begin(number, list(iterations.values()), list(versions.values()), commits, until_s)
+        self._history.begin(
+            number, list(iterations.values()), list(versions.values()), commits, until_s, losses_of(job)
+        )
 
     def look(self, number: int) -> Look:
         """Look once. Raises JobNotFound, CorruptData, ServerLost."""

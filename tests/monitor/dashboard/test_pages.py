@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import threading
@@ -116,6 +117,8 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
         tile(page, "Version", raw.hget(k.version, "version").decode())
         tile(page, "Backlog", str(raw.xlen(k.inbox)))
         tile(page, "Contributions", "16")
+        tile(page, "Progress", "100 %")
+        page.get_by_text("16 contributions in ").wait_for()
         clocks = {name.decode(): clock.decode() for name, clock in raw.hgetall(k.clock).items()}
         assert clocks == {"w0": "8", "gpu-1.a=b": "8"}
         for name, clock in clocks.items():
@@ -124,7 +127,17 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
             row.locator(".pill", has_text="finished").wait_for()
         holders = page.locator("td[data-title=Holder]").all_inner_texts()
         assert holders == [raw.get(k.lease(shard)).decode() for shard in (0, 1)]
+    store.create_job("other", model())
+    page.goto(f"{shown.root}/jobs/j?beside=other")
+    page.get_by_text("other: waits for workers").wait_for()
+    for name in ("smooth", "log"):
+        page.get_by_role("button", name=name, exact=True).click()
+        page.locator("button[aria-pressed=true]", has_text=name).wait_for()
     page.get_by_role("link", name="Whole log").click()
+    page.get_by_label("Which events").select_option("workers that came or went")
+    page.locator(".event.commit").first.wait_for(state="detached")
+    assert set(page.locator(".event .kind").all_inner_texts()) == {"join", "leave"}
+    page.get_by_label("Which events").select_option("all events")
     page.locator(".event.commit").first.wait_for()
     assert page.locator(".event.commit").count() == int(raw.hget(k.version, "version"))
     assert page.locator(".event.commit .chip").count() == 16
@@ -180,12 +193,15 @@ def test_the_policy_forbids_scripts_in_the_page(store: Store, shown: Dashboard, 
     tab.said.clear()
 
 
-def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone: Any) -> None:
+def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone: Any, raw: Any) -> None:
     job = store.create_job("j" * 64, model(), workers=2, shards=2, staleness=-1, optimizer=kvps.AdamW(lr=0.1))
     with aggregating(job), job.join("a" * 64) as w0, job.join("w1") as w1:
         for number in range(5):
             for session in (w0, w1):
                 session.push(gradient(session.pull(), session.rank, number), loss=-1.2345e-3)
+        raw.zincrby(job.access.keys.pushed, 45_000, "w1")  # a round of five digits
+        entry = json.loads(raw.hget(job.access.keys.workers, "w1"))
+        raw.hset(job.access.keys.workers, "w1", json.dumps(entry | {"round": 45_005}))
         for path, ready in (
             ("/", "tbody tr"),
             (f"/jobs/{job.name}", ".rows .row"),
@@ -196,6 +212,8 @@ def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone:
             page.locator(ready).first.wait_for()
             page.wait_for_function("() => !document.querySelector('.chart') || document.querySelector('.chart canvas')")
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+            if "workers" not in path and path.endswith(job.name):
+                page.locator(".rows .round span", has_text="45,005").wait_for()
             for text in page.locator(".rows .loss span, .rows .round span, .rows .pill").all():
                 assert text.evaluate(WHOLE), text.inner_text()
 
