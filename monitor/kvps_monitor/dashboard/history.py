@@ -93,7 +93,7 @@ class History:
         for round_, *values in losses:
             if round_ < first:
                 self._series["loss"].put(look, round_, values)
-        recorded = sorted(chain.from_iterable(iterations), key=lambda i: tuple(map(int, i.entry.split("-"))))
+        recorded = sorted(chain.from_iterable(iterations), key=_recorded_us)
         self._add_losses(look, ((i.round, i.worker, i.loss) for i in recorded if i.loss is not None))
         norms = GradientNorms(len(versions))
         for version, norm in chain.from_iterable(map(norms.add, versions)):
@@ -152,6 +152,11 @@ class History:
         self._counted.append((view.at_ms, view.contributions))
         (began_ms, first), (ended_ms, last) = self._counted[0], self._counted[-1]
         return 1000 * max(0, last - first) / (ended_ms - began_ms) if ended_ms > began_ms else None
+
+
+def _recorded_us(i: Iteration) -> float:
+    """Return when an iteration ended; of one without times, when it was told, up to a tenth of a second later."""
+    return i.ended_us if i.at_us else 1000 * int(i.entry.partition("-")[0])
 
 
 def _bins(entries: Sequence[tuple[float, T]], until_s: float) -> Iterator[tuple[float, float, list[T]]]:
