@@ -531,7 +531,7 @@ class Client(Queries):
         except ClientRefused:
             raise too_many_clients(self.url, self._maxclients) from None
         except ResponseError as error:
-            if _UNKNOWN.search(str(error)):
+            if _UNKNOWN.search(str(error)) or _not_permitted(error):
                 raise self._refused(error) from None
             raise ServerUnfit(f"{where} {refused}: {error}{advice}") from None
         except (InvalidResponse, ValueError) as error:  # ValueError: a malformed number or text

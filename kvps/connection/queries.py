@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
-from kvps.connection.server_info import evicted_keys, eviction, server_name, version_of
+from kvps.connection.server_info import evicted_keys, eviction, greeting_as_info, server_name, version_of
 from kvps.errors import KvpsError, NotPermitted
 
 
@@ -53,8 +54,14 @@ class Queries(ABC):
 
     def redis_version(self) -> tuple[int, int]:
         """Return the version of Redis whose commands the server has, as (7, 2)."""
-        return version_of(str(self.call("INFO", "server").get("redis_version", "")))
+        return version_of(str(self._server().get("redis_version", "")))
 
     def server_name(self) -> str:
         """Return the server's name and version, as in "Valkey 9.1.2"."""
-        return server_name(self.call("INFO", "server"))
+        return server_name(self._server())
+
+    def _server(self) -> Mapping[str, Any]:
+        """Return INFO server; for a user that may not run that, what the greeting says of it."""
+        with suppress(NotPermitted):
+            return cast(Mapping[str, Any], self.call("INFO", "server"))
+        return greeting_as_info(self.call("HELLO", 2))

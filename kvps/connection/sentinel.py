@@ -133,8 +133,8 @@ class ToMaster:
         self.host, self.port = self._sentinels.master()
         below = cast(Any, super())
         below.connect()
-        below.send_command("INFO", "replication")
-        if b"role:master" not in self.read_response():
+        below.send_command("HELLO")  # every user may greet; INFO is a right
+        if b"master" not in self.read_response():
             below.disconnect()
             raise self._demoted()
 

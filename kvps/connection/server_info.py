@@ -9,6 +9,7 @@ from typing import Any
 from kvps.errors import ServerUnfit
 
 OLDEST_REDIS = (6, 2)
+_VALKEY_IS = "7.2.4"  # the Redis whose commands a Valkey says that it has
 ANY_KEY = "allkeys-"
 """How each policy begins by which a server deletes any key when its memory is full."""
 EXPIRING_KEY = "volatile-"
@@ -26,9 +27,10 @@ def server_name(info: Mapping[str, Any]) -> str:
 def greeting_as_info(reply: Sequence[Any]) -> dict[str, Any]:
     """Return what the reply to HELLO 2 says of a server, under the names of INFO."""
     greeting = dict(zip(reply[::2], reply[1::2], strict=False))
-    version = str(greeting.get("version", ""))
-    known = {"redis_version": version, "cluster_enabled": int(greeting.get("mode") == "cluster")}
-    return known | ({"valkey_version": version} if greeting.get("server") == "valkey" else {})
+    version, mode = str(greeting.get("version", "")), {"cluster_enabled": int(greeting.get("mode") == "cluster")}
+    if greeting.get("server") == "valkey":
+        return mode | {"redis_version": _VALKEY_IS, "valkey_version": version}
+    return mode | {"redis_version": version}
 
 
 def check_fit(where: str, info: Mapping[str, Any]) -> None:

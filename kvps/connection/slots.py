@@ -11,7 +11,7 @@ from kvps.connection.resp import Command
 
 SLOTS = 16384
 _KEYLESS = frozenset(
-    ["INFO", "PING", "TIME", "SCAN", "SCRIPT LOAD", "BGREWRITEAOF", "WAIT", "CLUSTER SLOTS", "MULTI", "EXEC"]
+    ["HELLO", "INFO", "PING", "TIME", "SCAN", "SCRIPT LOAD", "BGREWRITEAOF", "WAIT", "CLUSTER SLOTS", "MULTI", "EXEC"]
 )
 ASKING = ("ASKING",)
 _MANY_KEYS = frozenset(["EXISTS", "UNLINK", "DEL", "MGET", "TOUCH"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from typing import Any, NamedTuple
 
 from kvps.connection.sockets import redacted
-from kvps.errors import KvpsError, printable
+from kvps.errors import KvpsError, NotPermitted, printable
 from kvps.job import Job
 from kvps.parsing import bytes_text
 from kvps_monitor.palette import PHASE_COLOURS, TONES, doing, tone
@@ -90,8 +91,10 @@ def _clients(job: Job) -> list[Client] | None:
 
 
 def _replicas(job: Job) -> list[str]:
-    """Return the replicas of the job's server, as host:port."""
-    info = job.access.server.call("INFO", "replication")
+    """Return the replicas of the job's server, as host:port; none for a user that may not ask."""
+    info: Mapping[str, Any] = {}
+    with suppress(NotPermitted):
+        info = job.access.server.call("INFO", "replication")
     found = (value for name, value in info.items() if name.startswith("slave") and isinstance(value, dict))
     return sorted(f"{each.get('ip')}:{each.get('port')}" for each in found)
 

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from helpers.clusters import Cluster, running_cluster
 from helpers.harness import model
+from helpers.sentinels import watched_servers
 from helpers.servers import running_server
 
 import kvps
@@ -37,15 +39,34 @@ def _train(url: str) -> None:
         store.create_job("job", model(), transport="redis").join()
 
 
+FEW = ("ACL", "SETUSER", "few", "on", ">secret", "~*", "&*", "+@all", "-@dangerous")
+"""A user that may do what managed servers let their users do."""
+
+
 @contextmanager
 def few_rights(store: Store, *rights: str) -> Iterator[Store]:
-    """A user that may do what managed servers let their users do, but for some rights."""
-    store.client.call("ACL", "SETUSER", "few", "on", ">secret", "~*", "&*", "+@all", "-@dangerous", *rights)
+    """Such a user, with some rights more or less."""
+    store.client.call(*FEW, *rights)
     try:
         with kvps.connect(store.url.replace("unix://", "unix://few:secret@")) as few:
             yield few
     finally:
         store.client.call("ACL", "DELUSER", "few")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+def test_a_right_that_is_missing_on_several_servers_is_named(kind: str) -> None:
+    with running_cluster(replicas=0) if kind == "cluster" else watched_servers() as servers:
+        for server in servers.nodes if isinstance(servers, Cluster) else servers.servers:
+            server.ask(*FEW)
+        url = servers.url.replace("://", "://few:secret@")
+        with kvps.connect(servers.url) as store, kvps.connect(url) as few:
+            store.create_job("job", model(), transport="redis")
+            assert few.job("job").state().version == 0
+            for act in (_create, lambda few: few.job("job").join()):
+                with pytest.raises(NotPermitted, match=r"give it \+info"):
+                    act(few)
 
 
 def _create(few: Store) -> object:
@@ -73,7 +94,8 @@ def test_a_right_that_is_missing_is_named(
 def test_who_may_not_run_info_may_read_jobs(store: Store) -> None:
     store.create_job("job", model(), transport="redis")
     with few_rights(store) as few:
-        assert few.jobs() == ["job"]
+        assert (few.jobs(), few.server_name) == (["job"], store.server_name)
+        assert few.client.redis_version() == store.client.redis_version()
         job = few.job("job")
         version, weights = job.snapshot()
     assert version == 0
