@@ -147,6 +147,11 @@ class Client(Queries):
         """Return how many more of these keys one server has than another."""
         return 0
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._arrays.closed
+
     def close(self) -> None:
         """Close all connections. A call that uses one on another thread raises ServerLost. Does nothing in a fork."""
         if not self.owner.is_here:

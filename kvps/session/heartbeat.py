@@ -30,6 +30,7 @@ class Heartbeat(threading.Thread):
     def __init__(self, access: JobAccess, worker: str, incarnation: str, timer: IterationTimer) -> None:
         super().__init__(name=f"kvps-heart-{worker}", daemon=True)
         self._scripts = access.scripts
+        self._client = access.client
         self._worker = worker
         self._incarnation = incarnation
         self._interval_s = interval_s(access.config.worker_timeout_ms)
@@ -57,6 +58,8 @@ class Heartbeat(threading.Thread):
             except TooManyClients as error:  # the worker itself may have a connection
                 log.warning("worker %s cannot say that it lives: %s", self._worker, error)
             except (KvpsError, ServerRestarted):
+                if self._client.closed:
+                    break
                 continue  # the worker's own next call raises it too, with the context that a user needs
         self._duty.end()
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from helpers.harness import aggregating, model
 from helpers.waiting import command_lines_with, eventually
 from helpers.zygote import Popen
 
+import kvps
 from kvps.job import Job
 from kvps.store import Store
 
@@ -61,3 +63,13 @@ def test_one_that_is_stopped_or_dead_meanwhile_does_not(store: Store, number: si
         os.kill(worker.pid, number)
         assert eventually(lambda: job.state().members["w0"].evicted)
     assert eventually(lambda: not command_lines_with(stand_in))
+
+
+def test_one_whose_store_is_closed_falls_silent(store: Store) -> None:
+    """It can do nothing more: the others must not wait for it."""
+    job = store.create_job("job", model(), worker_timeout_ms=500)
+    with aggregating(job), kvps.connect(store.url) as other:
+        other.job("job").join("w0")
+        other.close()
+        assert eventually(lambda: not job.state().members["w0"].active)
+    assert eventually(lambda: all(thread.name != "kvps-heart-w0" for thread in threading.enumerate()))
