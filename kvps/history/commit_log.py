@@ -27,6 +27,9 @@ from kvps.protocol.scripts import JobScripts
 
 _BLOCK = 1 << 16
 _MOST_FIELD = 64 << 20
+MOST_LINE = 4 * _MOST_FIELD
+"""The most bytes of a line: two long fields, in which each quote has a backslash. A file with more is not read on: a
+sparse tail costs its author nothing."""
 _MOST_HELD = 200_000  # versions; who keeps more of them in Redis trims none
 
 
@@ -87,8 +90,10 @@ class LogFile:
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the lines from the file's position to its last whole line."""
-    while (line := file.readline()).endswith(b"\n"):
+    while (line := file.readline(MOST_LINE)).endswith(b"\n"):
         yield line
+    if len(line) == MOST_LINE:
+        raise _too_long(file)
     file.seek(-len(line), os.SEEK_CUR)
 
 
@@ -116,9 +121,21 @@ def _tails(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _whole(file: IO[bytes]) -> int:
-    """Return where the last whole line ends."""
-    end = file.seek(0, os.SEEK_END)
-    return next((end - len(tail) + tail.rindex(b"\n") + 1 for tail in _tails(file) if b"\n" in tail), 0)
+    """Return where the last whole line ends. Raises CorruptData."""
+    end = start = file.seek(0, os.SEEK_END)
+    while start:
+        begin = max(0, start - _BLOCK)
+        file.seek(begin)
+        if (at := file.read(start - begin).rfind(b"\n")) >= 0:
+            return begin + at + 1
+        start = begin
+        if end - start > MOST_LINE:
+            raise _too_long(file)
+    return 0
+
+
+def _too_long(file: IO[bytes]) -> CorruptData:
+    return CorruptData(f"{file.name} is damaged: a line of it has more than {MOST_LINE >> 20} MB")
 
 
 def _since(file: IO[bytes], line: bytes) -> set[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +22,9 @@ from kvps_workers.training_loop import train
 
 import kvps
 from kvps.device.base import open_device
+from kvps.history import commit_log
 from kvps.history.checkpoint import Checkpoint
-from kvps.history.commit_log import Log, LogFile, move
+from kvps.history.commit_log import Log, LogFile, keep, move
 from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps.store import Store
@@ -99,6 +101,21 @@ def _run_task(job: Job, checkpoints: Checkpoints | None = None) -> None:
         for done in [pool.submit(train, job, open_device(None), f"w{i}") for i in range(2)]:
             done.result()
         assert eventually(lambda: job.state().finished(job.config))
+
+
+def test_a_log_with_a_long_tail_is_not_read_to_its_end(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "MOST_LINE", 1 << 20)
+    job = store.create_job("job", model(), **PATIENT)
+    train_to(job, 3, 1)
+    state = job.state()
+    keep(job, tmp_path, state, 2)
+    file = LogFile(tmp_path, "job", state.id)
+    os.truncate(file.path, 8 << 20)
+    for read in (lambda: list(file.entries()), lambda: keep(job, tmp_path, state, 3)):
+        with pytest.raises(kvps.CorruptData, match=r"job\.\w+\.log\.jsonl is damaged: a line of it has more than 1 MB"):
+            read()
 
 
 @pytest.mark.contract
