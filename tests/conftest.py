@@ -165,4 +165,4 @@ def lasting(home: Path) -> Iterator[kvps.Store]:
         with kvps.connect(private_server.running()) as store:
             yield store
     finally:
-        assert kvps_run("server", "stop").returncode == 0
+        assert kvps_run("server", "stop", "--yes").returncode == 0

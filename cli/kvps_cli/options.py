@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -83,6 +84,7 @@ Verbose = Annotated[
         "--verbose", "-v", count=True, show_default=False, help="Print the log of kvps, with times. -vv adds details."
     ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_CHECKPOINTS = Path("checkpoints")
@@ -118,6 +120,16 @@ def with_shared(command: Callable[..., None]) -> Callable[..., None]:
 
     declare(run, [option for name, p in taken.items() for option in shared.get(name, [p])])
     return run
+
+
+def confirm(command: str, question: str, yes: bool) -> None:
+    """Ask a person, unless the answer is known, and end the command if it is no. Raises InvalidSetting if nobody can
+    answer."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise InvalidSetting(f"{command} asks: {question}? But stdin is no terminal: give --yes")
+    typer.confirm(f"{question}?", abort=True)
 
 
 def existing_directory(description: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -64,6 +65,20 @@ def test_options_are_in_groups_and_fit_the_terminal(home: Path, command: str, co
     assert next(group for group in groups if group != "Arguments") == "Options"
     assert {"Training", "Arrays", "Failures", "Server"} <= set(groups)
     assert "…" not in shown, "no option is cut"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loads", ["typer", "numpy"])
+def test_ctrl_c_while_libraries_load_is_no_traceback(loads: str) -> None:
+    """Those of the command line, and those of the command. Python itself says which it has loaded."""
+    command = [sys.executable, "-X", "importtime", "-m", "kvps", "jobs"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as started:
+        assert started.stderr
+        assert any(loads in line for line in started.stderr)
+        started.send_signal(signal.SIGINT)
+        rest = started.stderr.read()
+    assert started.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in rest
 
 
 def test_version(home: Path) -> None:

@@ -39,7 +39,7 @@ def server(home: Path) -> Iterator[None]:
     """The user's private server, which stays until the test has ended."""
     assert kvps_run("server", "start").returncode == 0
     yield
-    assert kvps_run("server", "stop").returncode == 0
+    assert kvps_run("server", "stop", "--yes").returncode == 0
 
 
 def test_the_rows_of_a_worker() -> None:

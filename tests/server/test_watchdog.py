@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import LONG_UP, TINY, kvps_run
+from helpers.commands import LONG_UP, TINY, kvps_run, refused
 from helpers.harness import aggregating, await_version, model
 from helpers.servers import free_port
 from helpers.waiting import eventually, processes_of
@@ -114,7 +114,11 @@ def test_copies_that_outlive_a_killed_run_do_not_keep_it(home: Path, start: Any,
 
 
 def _ended_by_stop(store: kvps.Store) -> None:
-    said = kvps_run("server", "stop").stderr
+    asked = refused("server", "stop")  # it has no terminal
+    assert asked.startswith(
+        "kvps server stop asks: End the private server, and with it the jobs at work on it (other)?"
+    )
+    said = kvps_run("server", "stop", "--yes").stderr
     assert said == "private server ended; these jobs were at work on it: other\n"
 
 

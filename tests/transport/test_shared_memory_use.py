@@ -118,5 +118,5 @@ def test_what_a_server_that_keeps_nothing_had_in_memory_ends_with_it(home: Path,
     user.communicate()
     if lasting:
         assert segments_folder(url).exists()
-        subprocess.run([sys.executable, "-m", "kvps", "server", "stop"], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "kvps", "server", "stop", "--yes"], check=True, capture_output=True)
     assert eventually(lambda: not segments_folder(url).exists())

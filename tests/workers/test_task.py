@@ -195,7 +195,7 @@ def mine(home: Path, tmp_path: Path) -> Iterator[Any]:
         with kvps.connect(f"unix://{home}/redis.sock") as store:
             yield SimpleNamespace(run=kvps_run, store=store, folder=tmp_path)
     finally:
-        kvps_run("server", "stop")
+        kvps_run("server", "stop", "--yes")
 
 
 @pytest.mark.slow

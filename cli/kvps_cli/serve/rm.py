@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
-
-import typer
-
-from kvps.errors import CorruptData, InvalidSetting, JobNotFound, counted
+from kvps.errors import CorruptData, JobNotFound, counted
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
 from kvps_cli.output import say
@@ -15,7 +10,7 @@ from kvps_cli.output import say
 
 def rm(
     job: options.JobName,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove the job without asking.")] = False,
+    yes: options.Yes = False,
     quiet: options.Quiet = False,
     redis: options.Redis = None,
 ) -> None:
@@ -29,11 +24,8 @@ def rm(
         except CorruptData:
             what = f"job {job}, which is damaged"
         except JobNotFound:
-            yes = True  # a removal came before; only if it was interrupted is anything left
-        if not yes:
-            if not sys.stdin.isatty():
-                raise InvalidSetting(f"kvps rm asks before removing job {job!r}, but stdin is no terminal: give --yes")
-            typer.confirm(f"Remove {what}?", abort=True)
+            what, yes = f"job {job}", True  # a removal came before; only if it was interrupted is anything left
+        options.confirm("kvps rm", f"Remove {what}", yes)
         with LongWork(quiet) as work, work.stage(f"removing job {job}"):
             store.remove_job(job, id)
     if not quiet:

@@ -35,14 +35,16 @@ def start(listen: options.Listen = None, data_dir: options.DataDir = None) -> No
 
 
 @app.command()
-def stop() -> None:
+def stop(yes: options.Yes = False) -> None:
     """Stop the private server. Its jobs are lost unless it keeps its data (--data-dir)."""
-    jobs = list[str]()
+    jobs = ""
     with suppress(KvpsError), connect.existing_store(None) as store:  # a full or busy server is stopped too
-        jobs = connect.busy_jobs(store)
+        jobs = ", ".join(connect.busy_jobs(store))
+    if jobs:
+        options.confirm("kvps server stop", f"End the private server, and with it the jobs at work on it ({jobs})", yes)
     if not private_server.stop():
         raise NoServer("no private server runs")
-    say("private server ended" + (f"; these jobs were at work on it: {', '.join(jobs)}" if jobs else ""))
+    say("private server ended" + (f"; these jobs were at work on it: {jobs}" if jobs else ""))
 
 
 @app.command()

@@ -104,6 +104,8 @@ def up(
         if trial:
             with LongWork(quiet) as work, work.stage("replaying the log, to prove that nothing was lost"):
                 _judge(store, created, trial, kept)
+        if version and not quiet:
+            say(_where_weights_are(store, name, kept, server))
     check_trained(name, version, workers)
 
 
@@ -188,6 +190,20 @@ def _finish(job: Job, task: Task, report: Path | None, rows: TrainingLog, quiet:
     if failed:
         raise failed
     return version
+
+
+def _where_weights_are(store: Store, job: str, kept: KeptFiles, server: connect.ServerOptions) -> str:
+    """Return a line that says where a job's weights are, or that they end with the server, and how to keep them."""
+    if kept.saving:
+        return f"the weights are in {kept.saving.directory}: kvps checkpoint ls {kept.saving.directory}"
+    if not store.ends_server:
+        return f"the weights are on the server, in job {job}: kvps checkpoint save {job}"
+    if server.data_dir:
+        return f"the weights are in {server.data_dir}, in job {job}: kvps server start --data-dir {server.data_dir}"
+    return (
+        "the weights are gone with the private server: --checkpoint-every N keeps them in files, and kvps server start "
+        "keeps the server running"
+    )
 
 
 def _write(report: Path, job: Job, took: Figures, figures: Mapping[str, float], sha256: str | None) -> None:

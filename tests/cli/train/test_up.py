@@ -29,6 +29,10 @@ def test_up_trains_the_digits_and_reports_it(home: Path, tmp_path: Path) -> None
     wanted += " loss accuracy figures weights_sha256"
     assert list(report) == wanted.split()
     assert private_server.running() is None, "the server ended with the command"
+    gone = (
+        "the weights are gone with the private server: --checkpoint-every N keeps them in files, and kvps server start "
+    )
+    assert done.stderr.splitlines()[-1] == f"{gone}keeps the server running"
 
 
 @pytest.mark.slow
@@ -38,6 +42,7 @@ def test_up_in_the_other_modes_with_a_straggler(lasting: kvps.Store, tmp_path: P
     asked = ["--epochs", "12", "--slow", "w0=5x", "--shards", "2", "--report", "r.json"]
     done = kvps_run("up", "digits", "-s", mode, *asked, *patient)
     assert done.returncode == 0, done.stderr
+    assert "the weights are on the server, in job digits: kvps checkpoint save digits\n" in done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["accuracy"] >= 0.85, done.stdout + done.stderr
     assert report["staleness"] == int(mode)

@@ -76,7 +76,7 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
         counted = ["", "kvps: 1 host\n"] if victim == "host" else [""]  # a lost one counts for a while
         assert shown.stdout in counted
     finally:
-        assert kvps_run("server", "stop").returncode == 0
+        assert kvps_run("server", "stop", "--yes").returncode == 0
 
 
 def test_two_jobs_of_three_on_three_hosts_do_not_keep_each_other_from_starting(
