@@ -13,7 +13,7 @@ from kvps.errors import CorruptData, KvpsError, LeaseLost, counted, some_of
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
 from kvps.protocol.answers import ServerRestarted
-from kvps.protocol.job_state import Pin
+from kvps.protocol.job_state import Pin, State
 from kvps.protocol.recovery import LOOK_S
 from kvps.transport.shm import ShmTransport
 from kvps_aggregator.checkpoints import Checkpoints, Saver
@@ -88,6 +88,7 @@ class HeldShards:
         self._options = options
         self._lost_memory = job.config.memory if options.memory_lost else ""
         self._sweeper = Sweeper(job)
+        self._state: State | None = None  # at which shards were taken last
 
     @property
     def all_held(self) -> bool:
@@ -160,13 +161,15 @@ class HeldShards:
         if other:
             return other
         # Nothing is committed between the two reads: a commit would need a ready call under this term.
-        keys = self._job.access.keys
-        before, text = self._job.access.client.together([("HGET", keys.version, f"before:{number}"), ("GET", keys.pin)])
+        keys, before_field = self._job.access.keys, f"before:{number}"
+        (version, history, before), text = self._job.access.client.together(
+            [("HMGET", keys.version, "version", "history", before_field), ("GET", keys.pin)]
+        )
         if self._job.find_transport() is not transport:
             raise LeaseLost(f"job {self._job.name}: it moved to another shared memory while it was opened")
         shard = self._open(number, term, memory_lost)
-        state = self._job.state()
-        before = matching(before, f"the version: before:{number}", *STAGED_NAME)
+        state = self._state_at(version, history)
+        before = matching(before, f"the version: {before_field}", *STAGED_NAME)
         pin = self._pin_in(text)
         try:
             shard.load(state, before, pin and (pin.version, pin.names[number]))
@@ -179,6 +182,13 @@ class HeldShards:
             raise LeaseLost(f"job {self._job.name}: shard {number} was taken by another meanwhile") from None
         self.shards[number] = shard
         return ""
+
+    def _state_at(self, version: object, history: object) -> State:
+        """Return the state at a committed version. It has the names of all shards, so it is not read for each of
+        them."""
+        if not self._state or (str(self._state.version), self._state.history) != (version, history):
+            self._state = self._job.state()
+        return self._state
 
     def _open(self, number: int, term: str, memory_lost: bool) -> Shard:
         """Return a shard held under `term`, which must be loaded next."""

@@ -16,6 +16,7 @@ from kvps_bench import (
     result,
     round,
     scale,
+    shards,
     spans,
     straggler,
     transport,
@@ -181,6 +182,22 @@ def spans_(
         return spans.measure(where, names, settings, turns, quick, say)
 
     options.measured(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
+
+
+@app.command("shards")
+def shards_(
+    counts: Annotated[str, typer.Option("--shards", metavar="N,...", help="Numbers of shards.")] = shards.SHARDS,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a version's time and commands with few and many shards. Starts its own server."""
+    numbers = options.counts("--shards", "1,10,20" if quick and counts == shards.SHARDS else counts)
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return shards.measure(where, numbers, turns, quick, say)
+
+    options.measured(run, None, "unix", turns, quick, as_json)
 
 
 @app.command("wake")

@@ -16,7 +16,7 @@ from kvps_bench import digits
 from kvps_bench.charts import Bar, chart
 from kvps_bench.result import Table, bars_table, rows_tables
 
-BENCHES = ("transport", "round", "straggler", "scale", "readers", "workers", "wake", "links", "digits")
+BENCHES = ("transport", "round", "straggler", "scale", "readers", "workers", "shards", "wake", "links", "digits")
 _TITLES = {
     "transport": "Moving arrays",
     "round": "A round",
@@ -25,6 +25,7 @@ _TITLES = {
     "scale": "Many tensors, Adam, large models",
     "readers": "Many readers",
     "workers": "Many workers",
+    "shards": "Many shards",
     "wake": "From a commit to the next pull",
     "links": "Hosts and their links",
     "digits": "Digits in every mode",

@@ -64,7 +64,7 @@ def test_a_standby_says_once_who_holds_the_shards(store: Store, caplog: pytest.L
         second.hold(at_once=True)
         second.work()
     holds = f"job job: stands by: {job.holders()[0]} holds shard 0, 1, 2, 3, 4, 5, 6 and 3 others"
-    assert [record.message for record in caplog.records] == [holds, "job job: waits until 2 workers have joined"]
+    assert [record.message for record in caplog.records] == [holds, "job job: waits for 2 workers to join"]
     first.release()
     second.release()
 

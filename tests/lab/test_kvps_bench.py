@@ -109,6 +109,19 @@ def test_readers(home: Path) -> None:
     assert found["bars"][1]["what"] == "a round with 2 readers over one without, tcp, 1 replicas"
 
 
+def test_shards(home: Path) -> None:
+    found = bench("shards", "--quick", "--shards", "1,10,20", "--turns", "1")
+    assert [(row["shards"], row["aggregators"]) for row in found["rows"]] == [
+        (1, 1),
+        (10, 1),
+        (20, 1),
+        (10, 2),
+        (20, 2),
+    ]
+    assert all(row["commands_a_shard"] > 10 and row["script_us_a_shard"] > 0 for row in found["rows"])
+    assert [(bar["bar"], bar["holds"]) for bar in found["bars"]] == [(19, True), (19, True)]
+
+
 def test_workers(home: Path) -> None:
     found = bench("workers", "--quick", "--workers", "2,3", "--staleness", "2", "--seconds", "0.2")
     parts: dict[str, dict[tuple[str, int], Any]] = {}
