@@ -7,7 +7,6 @@ names, and scripts that answer a repeat with their first answer.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
@@ -16,16 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import redis
 from redis.exceptions import (
-    AskError,
     AuthenticationError,
     AuthorizationError,
     BusyLoadingError,
-    ClusterDownError,
     InvalidResponse,
     NoPermissionError,
     RedisError,
     ResponseError,
-    TryAgainError,
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -33,8 +29,9 @@ from kvps.arrays.digest import Buffers
 from kvps.connection import patience, sentinel
 from kvps.connection.patience import Retries
 from kvps.connection.queries import Queries
-from kvps.connection.replicas import ASK_ATTACHED, NONE, Attached, Copies, NotReplicated, in_step
+from kvps.connection.replicas import ASK_ATTACHED, NONE, Attached, Copies, in_step
 from kvps.connection.resp import Command
+from kvps.connection.server_errors import full, is_unknown, lost, not_permitted, passing, reason, refused
 from kvps.connection.server_health import reply_limit
 from kvps.connection.server_info import EXPIRING_KEY, check_fit, greeting_as_info, policy_of
 from kvps.connection.slots import keys_of
@@ -51,15 +48,11 @@ from kvps.connection.sockets import (
     too_many_clients,
 )
 from kvps.errors import (
-    CorruptData,
     KvpsError,
     NoServer,
-    NotPermitted,
     ServerError,
-    ServerFull,
     ServerLost,
     ServerUnfit,
-    shown,
 )
 from kvps.machine.fork import ProcessOwner
 from kvps.parsing import bytes_text
@@ -74,12 +67,7 @@ _FIRST_S = 0.2  # for a first connection where nothing may be: the user may have
 _CUTS = 3  # so many replies in a row that are cut off are no accident
 _UNLINK_BATCH = 500
 _PREFLIGHT = "kvps:preflight"  # written to see whether this user may write
-_UNKNOWN = re.compile(r"unknown command [`']?([\w|]+)|Unknown (?:Redis )?command called from")
-_REFUSED = re.compile(r"run the '([\w|]+)' command")
-_IN_SCRIPT = re.compile("ACL failure in script|The user executing the script can't")
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
-_PASSING = ("BUSY ", "NOREPLICAS", "MISCONF", "UNBLOCKED ")  # the last: its master became a replica meanwhile
-_PASSING_ERRORS = (ClusterDownError, TryAgainError, AskError)  # a MasterDownError and a MovedError too
 
 _SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # redis-py's functions that shape replies
 _T = TypeVar("_T")
@@ -380,7 +368,7 @@ class Client(Queries):
                 failure: Exception = self._lost(error, retries.lasted)
             except ResponseError as error:
                 failure = self._refused(error, retries.lasted)
-                if not _passing(error) or (_full(error) and not room):
+                if not passing(error) or (full(error) and not room):
                     raise failure from None
                 again = retries.pause(partial(self._reason, error))
             except InvalidResponse as error:
@@ -418,17 +406,15 @@ class Client(Queries):
 
     def _reason(self, error: RedisError) -> str:
         """Return for what the server is waited for."""
-        if isinstance(error, BusyLoadingError):
-            return self._loading()
-        if isinstance(error, NotReplicated):
-            return str(error)
+        return self._loading() if isinstance(error, BusyLoadingError) else reason(error)
+
+    def _lost(self, error: Exception, waited: str) -> ServerLost:
         if isinstance(error, ClientRefused):
-            return "it takes no more clients"
-        if isinstance(error, ReplyCut):
-            return "it cuts replies off"
-        if isinstance(error, CONNECTION_CUT):
-            return "all connections are in use" if _no_connection_left(error) else "no answer"
-        return "its memory is full" if _full(error) else f"it answers {shown(str(error))}"
+            return too_many_clients(self.url, self._maxclients)
+        return lost(error, self._where, waited, self._most_connections)
+
+    def _refused(self, error: ResponseError, waited: str = "") -> Exception:
+        return refused(error, self._where, waited, self.eviction)
 
     def _loading(self) -> str:
         """Return how far the server says that it has loaded its data."""
@@ -437,53 +423,6 @@ class Client(Queries):
             part, left_s = float(told["loading_loaded_perc"]), int(told["loading_eta_seconds"])
             return f"it loads its data, {part:.0f}% so far and about {left_s} s left,"
         return "it loads its data"
-
-    def _lost(self, error: Exception, waited: str) -> ServerLost:
-        where = self._where
-        if isinstance(error, NotReplicated):
-            return ServerLost(
-                f"{error} (at {where}, for {waited}): {error.remedy}; or go on in a new job (kvps checkpoint restore)"
-            )
-        if isinstance(error, ClientRefused):
-            return too_many_clients(self.url, self._maxclients)
-        if _no_connection_left(error):
-            return ServerLost(
-                f"all connections to {where} that max_connections={self._most_connections} in its URL allows were in "
-                f"use for {waited}: raise that, or have fewer sessions in one process"
-            )
-        if isinstance(error, ReplyCut):
-            return ServerLost(
-                f"{where} has cut replies off for {waited}: have its administrator look at client-output-buffer-limit, "
-                f"which must let a client have much to read (normal 0 0 0), and at the network in between"
-            )
-        return ServerLost(
-            f"no answer from {where} for {waited} ({error}): what was acknowledged is as safe as that server's data"
-        )
-
-    def _refused(self, error: ResponseError, waited: str = "") -> Exception:
-        if isinstance(error, redis.exceptions.NoScriptError):
-            return error
-        if _full(error):
-            remedy = self.eviction() or "raise its maxmemory, or remove jobs (kvps rm)"
-            return ServerFull(f"{self._where} is out of memory and refused it: {remedy}")
-        if isinstance(error, TryAgainError):
-            return ServerError(
-                f"{self._where} is still moving a slot to another node after {waited}: have that "
-                f"ended (redis-cli --cluster fix)"
-            )
-        if _read_only(error):
-            return ServerError(f"{self._where} is a replica and cannot be written: give the URL of its primary")
-        if _not_permitted(error):
-            return NotPermitted(f"{self._where} does not let this user {_right(error)}")
-        if unknown := _UNKNOWN.search(str(error)):
-            command = unknown[1].upper() if unknown[1] else "a command of its scripts"
-            return ServerUnfit(
-                f"{self._where} does not know {command}, which kvps needs: it is renamed or disabled there "
-                f"(rename-command in redis.conf), or this is another server than Redis or Valkey"
-            )
-        if _in_script(error) and (why := self.eviction()):
-            return CorruptData(f"a script at {self._where} does not find a key that must be there: {why}")
-        return ServerError(f"{self._where} answers: {error}")
 
     def lacking(self, error: _E) -> _E:
         """Return an error about a key that must be there and is not. It says so if the server has evicted keys."""
@@ -516,7 +455,7 @@ class Client(Queries):
 
     def _preflight(self) -> bool:
         where = self._where
-        refused, advice = "does not let kvps look at it", ""
+        fault, advice = "does not let kvps look at it", ""
         try:
             info = self._info()
             self._maxclients = info.get("maxclients")
@@ -527,7 +466,7 @@ class Client(Queries):
                 )
             if info.get("cluster_enabled") and not self.is_cluster:
                 return True
-            refused, advice = "cannot be written", "; give the URL of a primary with room"
+            fault, advice = "cannot be written", "; give the URL of a primary with room"
             with suppress(NoPermissionError):  # a role may write its job's keys only, or none
                 self._once("SET", _PREFLIGHT, "ok", "PX", 1000)
             return self.is_cluster
@@ -536,9 +475,9 @@ class Client(Queries):
         except ClientRefused:
             raise too_many_clients(self.url, self._maxclients) from None
         except ResponseError as error:
-            if _UNKNOWN.search(str(error)) or _not_permitted(error):
+            if is_unknown(error) or not_permitted(error):
                 raise self._refused(error) from None
-            raise ServerUnfit(f"{where} {refused}: {error}{advice}") from None
+            raise ServerUnfit(f"{where} {fault}: {error}{advice}") from None
         except (InvalidResponse, ValueError) as error:  # ValueError: a malformed number or text
             raise NoServer(f"what answers at {where} is no Redis server ({error}): check the URL") from None
 
@@ -570,42 +509,3 @@ def granted(replies: Sequence[Any]) -> list[Any]:
         if isinstance(reply, Exception):
             raise reply
     return list(replies)
-
-
-def _no_connection_left(error: Exception) -> bool:
-    return str(error) == "Too many connections"  # redis-py before 6.3 has no class for it
-
-
-def _passing(error: ResponseError) -> bool:
-    """Return whether the same command may be answered later: when memory is freed, or a failover or a script ends."""
-    if isinstance(error, _PASSING_ERRORS):
-        return True
-    return _full(error) or _read_only(error) or str(error).startswith(_PASSING)
-
-
-# Redis 6.2 wraps the refusal of a command inside a script in an error of the script: hence the search in the text.
-
-
-def _full(error: RedisError) -> bool:
-    return isinstance(error, redis.exceptions.OutOfMemoryError) or "-OOM " in str(error)
-
-
-def _not_permitted(error: ResponseError) -> bool:
-    return isinstance(error, NoPermissionError) or bool(_IN_SCRIPT.search(str(error)))
-
-
-def _right(error: ResponseError) -> str:
-    """Return what a user may not do, and which right it needs."""
-    if command := _REFUSED.search(str(error)):
-        return f"run {command[1].upper()}: use a user whose role may (kvps acl), or give it +{command[1]}"
-    if isinstance(error, NoPermissionError):
-        return f"do that ({error}): use a user whose role may (kvps acl)"
-    return "run every command of kvps's scripts: use a user whose role may (kvps acl), or give it +info, which all run"
-
-
-def _in_script(error: ResponseError) -> bool:
-    return "user_script" in str(error)
-
-
-def _read_only(error: ResponseError) -> bool:
-    return isinstance(error, redis.exceptions.ReadOnlyError) or "-READONLY " in str(error)

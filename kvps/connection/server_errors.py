@@ -1,0 +1,135 @@
+"""What the errors of a server mean: which of them pass, what is waited for, and how they are said to a user. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+from kvps.connection.replicas import NotReplicated
+from kvps.connection.sockets import CONNECTION_CUT, ClientRefused, ReplyCut
+from kvps.errors import CorruptData, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit, shown
+
+_UNKNOWN = re.compile(r"unknown command [`']?([\w|]+)|Unknown (?:Redis )?command called from")
+_REFUSED = re.compile(r"run the '([\w|]+)' command")
+_IN_SCRIPT = re.compile("ACL failure in script|The user executing the script can't")
+_PASSING = ("BUSY ", "NOREPLICAS", "MISCONF", "UNBLOCKED ")  # the last: its master became a replica meanwhile
+_PASSING_ERRORS = (ClusterDownError, TryAgainError, AskError)  # a MasterDownError and a MovedError too
+
+
+def reason(error: RedisError) -> str:
+    """Return for what a server is waited for that has met a call with this error."""
+    if isinstance(error, NotReplicated):
+        return str(error)
+    if isinstance(error, ClientRefused):
+        return "it takes no more clients"
+    if isinstance(error, ReplyCut):
+        return "it cuts replies off"
+    if isinstance(error, CONNECTION_CUT):
+        return "all connections are in use" if _no_connection_left(error) else "no answer"
+    return "its memory is full" if full(error) else f"it answers {shown(str(error))}"
+
+
+def lost(error: Exception, where: str, waited: str, most_connections: int) -> ServerLost:
+    """Return the error that users get when a server has not answered for so long."""
+    if isinstance(error, NotReplicated):
+        return ServerLost(
+            f"{error} (at {where}, for {waited}): {error.remedy}; or go on in a new job (kvps checkpoint restore)"
+        )
+    if _no_connection_left(error):
+        return ServerLost(
+            f"all connections to {where} that max_connections={most_connections} in its URL allows were in "
+            f"use for {waited}: raise that, or have fewer sessions in one process"
+        )
+    if isinstance(error, ReplyCut):
+        return ServerLost(
+            f"{where} has cut replies off for {waited}: have its administrator look at client-output-buffer-limit, "
+            f"which must let a client have much to read (normal 0 0 0), and at the network in between"
+        )
+    return ServerLost(
+        f"no answer from {where} for {waited} ({error}): what was acknowledged is as safe as that server's data"
+    )
+
+
+def refused(error: ResponseError, where: str, waited: str, eviction: Callable[[], str]) -> Exception:
+    """Return the error that users get for one that the server has answered, if it still does after so long. `eviction`
+    returns what a server that has evicted keys has done, else ""."""
+    if isinstance(error, NoScriptError):
+        return error
+    if full(error):
+        remedy = eviction() or "raise its maxmemory, or remove jobs (kvps rm)"
+        return ServerFull(f"{where} is out of memory and refused it: {remedy}")
+    if isinstance(error, TryAgainError):
+        return ServerError(
+            f"{where} is still moving a slot to another node after {waited}: have that ended (redis-cli --cluster fix)"
+        )
+    if _read_only(error):
+        return ServerError(f"{where} is a replica and cannot be written: give the URL of its primary")
+    if not_permitted(error):
+        return NotPermitted(f"{where} does not let this user {_right(error)}")
+    if unknown := _UNKNOWN.search(str(error)):
+        command = unknown[1].upper() if unknown[1] else "a command of its scripts"
+        return ServerUnfit(
+            f"{where} does not know {command}, which kvps needs: it is renamed or disabled there "
+            f"(rename-command in redis.conf), or this is another server than Redis or Valkey"
+        )
+    if _in_script(error) and (why := eviction()):
+        return CorruptData(f"a script at {where} does not find a key that must be there: {why}")
+    return ServerError(f"{where} answers: {error}")
+
+
+def _no_connection_left(error: Exception) -> bool:
+    return str(error) == "Too many connections"  # redis-py before 6.3 has no class for it
+
+
+def passing(error: ResponseError) -> bool:
+    """Return whether the same command may be answered later: when memory is freed, or a failover or a script ends."""
+    if isinstance(error, _PASSING_ERRORS):
+        return True
+    return full(error) or _read_only(error) or str(error).startswith(_PASSING)
+
+
+# Redis 6.2 wraps the refusal of a command inside a script in an error of the script: hence the search in the text.
+
+
+def full(error: RedisError) -> bool:
+    """Return whether the server's memory is full."""
+    return isinstance(error, OutOfMemoryError) or "-OOM " in str(error)
+
+
+def not_permitted(error: ResponseError) -> bool:
+    """Return whether this user may not do that."""
+    return isinstance(error, NoPermissionError) or bool(_IN_SCRIPT.search(str(error)))
+
+
+def _right(error: ResponseError) -> str:
+    """Return what a user may not do, and which right it needs."""
+    if command := _REFUSED.search(str(error)):
+        return f"run {command[1].upper()}: use a user whose role may (kvps acl), or give it +{command[1]}"
+    if isinstance(error, NoPermissionError):
+        return f"do that ({error}): use a user whose role may (kvps acl)"
+    return "run every command of kvps's scripts: use a user whose role may (kvps acl), or give it +info, which all run"
+
+
+def is_unknown(error: ResponseError) -> bool:
+    """Return whether the server does not know a command."""
+    return bool(_UNKNOWN.search(str(error)))
+
+
+def _in_script(error: ResponseError) -> bool:
+    return "user_script" in str(error)
+
+
+def _read_only(error: ResponseError) -> bool:
+    return isinstance(error, ReadOnlyError) or "-READONLY " in str(error)
