@@ -32,6 +32,7 @@ def record() -> list[str]:
             display = Display(job, dict.fromkeys(("w0", "w1", "w2"), 450))
             while run.poll() is None:
                 state = job.state()
+                display.observe(state)
                 if len(state.clock) == 3 and min(state.clock.values()) >= (len(frames) + 1) * 450 / (FRAMES + 1):
                     frames.append(_frame(display, job, len(frames), "\n"))
                 job.access.client.wait({job.access.keys.commits: state.last_entry}, 50)

@@ -66,7 +66,8 @@ def draw_graph(job: kvps.Job) -> None:
         view = watch.look() if len(job.state().members) == 3 else None
         time.sleep(0.01)
     target = IMAGES / "graph.svg"
-    target.write_text(graph.as_svg(graph.as_json(job, view)))
+    drawn = graph.as_svg(graph.as_json(job, view))
+    target.write_text(drawn.replace(os.environ["KVPS_RUNTIME_DIR"], "/run/kvps"))
     print(f"{target}: version {view.version}")
 
 

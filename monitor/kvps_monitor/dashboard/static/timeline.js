@@ -186,7 +186,7 @@ export class Timeline {
     const left = width < 480 ? 62 : 104;
     this.place = { left, width, perMs: (width - left) / this.windowMs, from: this.#endMs - this.windowMs };
     const until = this.#isOver ? " before its end" : this.#isLive ? "" : " that are recorded";
-    setText(this.about, `the last ${duration(this.windowMs)}${until}, by the server's clock`);
+    setText(this.about, `the last ${rounded(this.windowMs)}${until}, by the server's clock`);
     this.#drawGrid(pen, height);
     const offset = this.view.scrollTop % LANE;
     const first = Math.floor(this.view.scrollTop / LANE);
@@ -214,7 +214,7 @@ export class Timeline {
       pen.stroke();
       pen.fillStyle = this.ink.muted;
       pen.textAlign = tenths === 10 ? "right" : tenths === 0 ? "left" : "center";
-      pen.fillText(tenths === 10 ? end : `−${duration(this.windowMs - ms).replace(".0", "")}`, x, height - AXIS / 2 + 2);
+      pen.fillText(tenths === 10 ? end : `−${rounded(this.windowMs - ms)}`, x, height - AXIS / 2 + 2);
     }
   }
 
@@ -276,6 +276,8 @@ export class Timeline {
     this.tip.style.top = `${event.clientY - outer.top + 18}px`;
   }
 }
+
+const rounded = (ms) => duration(ms).replace(".0", "");
 
 function legend(title, phases) {
   const items = phases.map((phase) => el("span", {}, el(`i.swatch.${phase}`), PHASE_WORDS[phase] ?? phase));
