@@ -105,8 +105,8 @@ def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: 
     assert done.returncode == 0, done.stdout + done.stderr
     page = (HERE / "docs/run.md").read_text()
     assert done.stdout == "w0: version 500: y = 3.00 x + 2.00\n"
-    assert "\n1500 contributions in 500 versions, " in done.stderr
-    for shown in (done.stdout, "\n1500 contributions in 500 versions, "):
+    assert "\n1,500 contributions in 500 versions, " in done.stderr
+    for shown in (done.stdout, "\n1,500 contributions in 500 versions, "):
         assert shown in page
     exec(notebook, {})
     assert capsys.readouterr().out.count(": 50") == 3

@@ -68,7 +68,8 @@ class Chain:
         if plan.version != commit.version:
             yield f"its plan is for version {plan.version}"
         if plan.progress != self.contributions:
-            yield f"its progress is {plan.progress}, but {counted(self.contributions, 'contribution')} came before it"
+            had = counted(self.contributions, "contribution")
+            yield f"its progress is {plan.progress}, but {had} were committed before it"
         shards = self._shards if commit.version > self._own else len(commit.shards)  # an older job has its own number
         if len(commit.shards) != shards:
             yield f"it names {counted(len(commit.shards), 'shard')}, the job has {self._shards}"
