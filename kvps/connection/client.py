@@ -364,21 +364,18 @@ class Client(Queries):
                 self._check_usable(replies_cut)
                 if not cuts:
                     raise
-                again = retries.pause(partial(self._reason, error), isinstance(error, BusyLoadingError))
-                failure: Exception = self._lost(error, retries.lasted)
+                if not retries.pause(partial(self._reason, error), isinstance(error, BusyLoadingError)):
+                    raise self._lost(error, retries.lasted) from None
             except ResponseError as error:
-                failure = self._refused(error, retries.lasted)
-                if not passing(error) or (full(error) and not room):
-                    raise failure from None
-                again = retries.pause(partial(self._reason, error))
+                may_pass = passing(error) and (room or not full(error))
+                if not may_pass or not retries.pause(partial(self._reason, error)):
+                    raise self._refused(error, retries.lasted) from None
             except InvalidResponse as error:
                 raise ServerError(f"{self._where} answers as no Redis server does: {error}") from None
             except (ValueError, AttributeError):  # what redis-py raises on a socket that another thread has closed
                 if not self._arrays.closed:
                     raise
                 raise self._closed_here() from None
-            if not again:
-                raise failure
 
     def _check_usable(self, replies_cut: int) -> None:
         """Raise ServerLost after a cut that no further try can mend, ServerUnfit if the server's limit cuts replies."""
