@@ -91,7 +91,7 @@ def exporting(store: Store, job: str | None = None) -> Iterator[Exported]:
     """Serve the metrics of all jobs of the store, or of one, inside the block."""
     found = Exported(free_port())
     with (
-        server.opened("--port", HERE, found.port) as opened,
+        server.MetricsServer("--port", HERE, found.port) as opened,
         opened.serving(store, job, found.said.append),
     ):
         yield found

@@ -89,5 +89,5 @@ def serving(server: MetricsServer | None, store: Store, job: str | None) -> Iter
 def _opened(option: str, host: str, port: int) -> Iterator[MetricsServer]:
     with options.extra("metrics", "metrics need prometheus-client", "prometheus_client"):
         from kvps_monitor.metrics import server
-    with server.opened(option, host, port) as opened:
+    with server.MetricsServer(option, host, port) as opened:
         yield opened

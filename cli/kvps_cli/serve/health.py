@@ -6,19 +6,17 @@ answers are fixed words and a number of seconds, so that whoever reaches the por
 
 from __future__ import annotations
 
-import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Annotated
 
 import typer
 
 from kvps.connection.patience import patience_s
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import InvalidSetting
+from kvps.machine.http_server import Handler, HttpServer
 
 READY_S = 5.0
 """/ready answers 503 if Redis has not answered for so long."""
@@ -55,25 +53,16 @@ Host = Annotated[
 ]
 
 
-class Probes(ThreadingHTTPServer):
-    """The HTTP server. It has its port when it is made, and answers after `answer`. Raises OSError for a port that
-    cannot be had."""
-
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 16
+class Probes(HttpServer):
+    """The HTTP server, which answers after `begin`. Raises KvpsError for a port that cannot be had."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._last_turn: Callable[[], float] = time.monotonic
         self._answering = False
         self._live_s = patience_s() + HANGS_S
-        super().__init__((host, port), _Probe)
+        super().__init__("--health-port", host, port, _Probe)
 
-    def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # without HTTPServer's search for the name of the host
-
-    def answer(self, last_turn: Callable[[], float]) -> None:
+    def begin(self, last_turn: Callable[[], float]) -> None:
         """Begin to answer on a thread. `last_turn` returns the time (time.monotonic) of the loop's last turn."""
         self._last_turn, self._answering = last_turn, True
         threading.Thread(target=self.serve_forever, name="kvps-health", daemon=True).start()
@@ -82,9 +71,6 @@ class Probes(ThreadingHTTPServer):
         if self._answering:
             self.shutdown()
         super().server_close()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Print nothing: the probe has closed its connection."""
 
     def state(self, path: str) -> tuple[int, str]:
         """Return the HTTP status of a path, and one line of text."""
@@ -96,31 +82,15 @@ class Probes(ThreadingHTTPServer):
         return 404, "there are /live and /ready"
 
 
-class _Probe(BaseHTTPRequestHandler):
+class _Probe(Handler):
     """One request."""
 
     server: Probes
     timeout = _REQUEST_S
 
-    def do_GET(self) -> None:
+    def respond(self) -> None:
         status, text = self.server.state(self.path)
-        body = f"{text}\n".encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "text/plain")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def version_string(self) -> str:
-        """Return what the header Server says, without the version of Python."""
-        return "kvps"
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing: probes come every few seconds."""
+        self.answer(status, "text/plain", f"{text}\n".encode())
 
 
 @contextmanager
@@ -134,11 +104,5 @@ def opened(port: int | None, host: str | None = None) -> Iterator[Probes | None]
             raise InvalidSetting("--health-host is the address of --health-port: give that too")
         yield None
         return
-    host = host or LOOPBACK
-    try:
-        probes = Probes(host, port)
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise KvpsError(f"--health-port: port {port} of {host} cannot be opened: {why}") from None
-    with probes:
+    with Probes(host or LOOPBACK, port) as probes:
         yield probes

@@ -134,5 +134,5 @@ def _serve_all(
     announce = partial(connect.announce, quiet=quiet)
     watcher = JobWatcher(store, say, announce, serving, allow)
     if probes:
-        probes.answer(lambda: watcher.last_turn)
+        probes.begin(lambda: watcher.last_turn)
     watcher.run()

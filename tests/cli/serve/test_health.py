@@ -40,7 +40,7 @@ def answering(last_turn: Callable[[], float], host: str = HERE) -> Iterator[int]
     port = free_port()
     with health.opened(port, host) as probes:
         assert probes
-        probes.answer(last_turn)
+        probes.begin(last_turn)
         yield port
 
 

@@ -15,6 +15,7 @@ from kvps_monitor.metrics.table import TABLE
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 
 import kvps
+from kvps.machine.http_server import MOST_REQUESTS
 from kvps.store import Store
 
 
@@ -57,7 +58,7 @@ def test_an_address_that_cannot_be_opened_is_one_line() -> None:
         port = taken.getsockname()[1]
         for host in (HERE, "no.such.host.invalid", "x" * 300, "256.1.1.1"):
             wanted = rf"^--port: port {port} of {host} cannot be opened: [^\n]*$"
-            with pytest.raises(kvps.KvpsError, match=wanted), server.opened("--port", host, port):
+            with pytest.raises(kvps.KvpsError, match=wanted), server.MetricsServer("--port", host, port):
                 pass
 
 
@@ -67,7 +68,7 @@ def test_nothing_is_left_of_it(store: Store) -> None:
     clients = {client["id"] for client in store.client.call("CLIENT LIST")}
     port = free_port()
     for _ in range(2):  # the port is free again at once
-        with server.opened("--port", HERE, port) as opened:
+        with server.MetricsServer("--port", HERE, port) as opened:
             for _ in range(2):
                 with opened.serving(store, None, [].append):
                     assert Scrape.of(port).value("kvps_up") == 1
@@ -84,5 +85,10 @@ def test_many_who_hang_keep_nobody_from_an_answer(store: Store) -> None:
         silent = [socket.create_connection((HERE, exported.port)) for _ in range(20)]
         silent[0].sendall(b"\x00\xff\r\n\r\n")
         assert exported.scrape().value("kvps_up") == 1
+        while len(silent) <= MOST_REQUESTS:  # the first one has its answer
+            silent.append(socket.create_connection((HERE, exported.port)))
+        with socket.create_connection((HERE, exported.port), timeout=8) as one_more:
+            assert one_more.recv(1) == b"", "it is closed, and has no thread"
         for each in silent:
             each.close()
+        assert eventually(lambda: ask(exported.port)[0] == 200)
