@@ -69,9 +69,6 @@ class ClusterClient(Client):
             return next(filter(None, self.on_masters(Client.eviction)), "")
         return ""
 
-    def evicted_keys(self) -> int:
-        return sum(self.on_masters(Client.evicted_keys))
-
     def attached(self) -> Attached:
         counts = [each.fewest for each in self.on_masters(Client.attached)]
         flags = [node["flags"].split(",") for node in self.call("CLUSTER NODES").values()]

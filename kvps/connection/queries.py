@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-from kvps.connection.server_info import evicted_keys, eviction, greeting_as_info, server_name, version_of
+from kvps.connection.server_info import eviction, greeting_as_info, server_name, version_of
 from kvps.errors import KvpsError, NotPermitted
 
 
@@ -31,13 +31,6 @@ class Queries(ABC):
         with suppress(KvpsError):
             return eviction(self.call("INFO"))
         return ""
-
-    def evicted_keys(self) -> int:
-        """Return how many keys the server has deleted for want of memory, see `server_info.evicted_keys`; 0 if this
-        user may not ask."""
-        with suppress(NotPermitted):
-            return evicted_keys(self.call("INFO"))
-        return 0
 
     def port(self) -> int:
         """Return the TCP port that the server listens on; 0 if it listens on none."""

@@ -93,13 +93,15 @@ def _every_job(store: Store, job: Job) -> None:
 
 @pytest.mark.parametrize("serving", [_one_job, _every_job])
 @pytest.mark.parametrize("all_keys", [True, False], ids=["every-key", "another-program's"])
-def test_an_aggregator_ends_where_its_server_begins_to_evict(serving: Serving, all_keys: bool) -> None:
+def test_an_aggregator_ends_where_its_server_begins_to_evict(
+    serving: Serving, all_keys: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of many keys no script can tell whether they were ever there: what is computed without them would be wrong."""
     with running_server() as url, kvps.connect(url) as store:
         for number in range(1_000):
             store.client.call("SET", f"another program's {number}", "x" * 100)
         with _ends(store, serving):
-            evict_all(store.client.call) if all_keys else _evict_some(store)
+            evict_all(store.client.call) if all_keys else _evict_some(store, caplog)
 
 
 @pytest.mark.slow
@@ -124,8 +126,9 @@ def _ends(store: Store, serving: Serving) -> Iterator[Job]:
                 session.leave()
 
 
-def _evict_some(store: Store) -> None:
+def _evict_some(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     store.client.call("CONFIG", "SET", "maxmemory-policy", "allkeys-random")
+    assert eventually(lambda: "evicts keys when memory is full (maxmemory-policy allkeys-random)" in caplog.text)
     store.client.call("CONFIG", "SET", "maxmemory", store.client.memory()[0] - 1_000)
     assert eventually(lambda: store.client.call("INFO", "stats")["evicted_keys"])
     store.client.call("CONFIG", "SET", "maxmemory", "0")
