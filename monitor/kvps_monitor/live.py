@@ -17,7 +17,7 @@ from kvps.parsing import number, whole
 from kvps.protocol.job_state import Member, State
 from kvps_monitor.job_now import FINISHED, JobNow, Waits, pairs
 from kvps_monitor.rates import WINDOW_S, Lately
-from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion, Traces, mean
+from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion, Traces
 from kvps_monitor.views import JobView, ShardView, WorkerView
 
 KEPT = 60
@@ -78,7 +78,7 @@ class JobWatch:
             backlog=now.backlog,
             commits_per_s=shards[0].commits_per_s,
             contributions=sum(state.clock.values()),
-            loss=_finite(mean(losses)) if losses else None,
+            loss=sum(losses) / len(losses) if losses else None,
             gradient_norms=list(self._norms),
             units=job.config.units,
             units_done=state.units_done,
@@ -182,7 +182,7 @@ class _Workers:
         recent, lately = _recent(kept, self._now_us), Lately.of(timed if m.active else [], self._now_us)
         total = sum(i.milliseconds for i in recent)
         state, state_s, waits_for = self._doing(m)
-        losses = [(i.round, _finite(i.loss)) for i in kept if i.loss is not None]
+        losses = [(i.round, i.loss) for i in kept if i.loss is not None]
         round_ = self._rounds.get(m.worker, m.round)
         return WorkerView(
             worker=m.worker,
@@ -203,7 +203,7 @@ class _Workers:
             pulled_per_s=lately.per_second("pulled"),
             pushed_per_s=lately.per_second("pushed"),
             loss=losses[-1][1] if losses else None,
-            losses=losses,
+            losses=[(number, _finite(loss)) for number, loss in losses],
             host=m.host,
             pid=m.pid,
             device=m.device,

@@ -40,7 +40,7 @@ class WorkerView:
     rounds_per_s   iterations a second, of the last ten seconds; None before the second, and without spans
     shares         phase -> share of the time of its last iterations, 0 to 1; see `kvps_monitor.spans`
     pulled_per_s, pushed_per_s  bytes a second, of the last ten seconds
-    loss, losses   the newest, and (round, loss) of the last iterations; not finite ones are None
+    loss, losses   the newest, also NaN, and (round, loss) of the last iterations; not finite ones are None
     """
 
     worker: str

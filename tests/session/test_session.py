@@ -382,12 +382,12 @@ def test_a_stale_holder_that_looks_for_who_made_a_sum_infinite(store: Store, mon
     stale, other = Aggregator(job, threading.Event()), Aggregator(job, threading.Event())
     check = ContributionFetch.check
 
-    def late(self: ContributionFetch, sizes: Sizes) -> None:
+    def late(self: ContributionFetch, sizes: Sizes, rejects: bool) -> None:
         monkeypatch.setattr(ContributionFetch, "check", check)
         stale.held.leases.give_up(0)
         other.hold(at_once=True)
         assert eventually(lambda: other.work() is Outcome.COMMITTED), "it rejects one and commits the other"
-        check(self, sizes)
+        check(self, sizes, rejects)
 
     with job.join("w0") as w0, job.join("w1") as w1:
         for session in (w0, w1):
