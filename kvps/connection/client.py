@@ -397,7 +397,7 @@ class Client(Queries):
         this user may not know it."""
         try:
             pair = self._once("CONFIG", "GET", "client-output-buffer-limit")
-        except RedisError:
+        except (RedisError, ValueError, AttributeError):  # the last two: another thread has closed it
             return 0
         return reply_limit(pair[1]) if pair else 0
 

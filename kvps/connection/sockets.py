@@ -42,7 +42,7 @@ from kvps.connection import patience, sentinel
 from kvps.connection.credentials import CA, CERTIFICATE, credentials, over_tls
 from kvps.connection.replicas import IF_ANY, NONE, Copies
 from kvps.connection.resp import Command, Replies, packed
-from kvps.connection.urls import check_form, speaks_tls
+from kvps.connection.urls import check_form, speaks_plainly, speaks_tls
 from kvps.errors import InvalidSetting, NoServer, TooManyClients
 from kvps.machine import launcher
 
@@ -328,10 +328,11 @@ def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
 def no_server(url: str, error: Exception) -> NoServer:
     """Return the error that users get if a first connection fails."""
     where, why = redacted(url), str(error)
-    if not isinstance(error, RedisTimeoutError) and speaks_tls(_places(url)):
-        return NoServer(
-            f"what answers at {where} speaks TLS: write {url.replace('redis', 'rediss', 1).split(':')[0]}://"
-        )
+    scheme, places = url.partition(":")[0], _places(url)
+    if over_tls(url) and speaks_plainly(places):
+        return NoServer(f"what answers at {where} does not speak TLS: write {scheme.replace('rediss', 'redis')}://")
+    if not over_tls(url) and not isinstance(error, RedisTimeoutError) and speaks_tls(places):
+        return NoServer(f"what answers at {where} speaks TLS: write {scheme.replace('redis', 'rediss')}://")
     if untrusted := re.search(r"certificate verify failed: (.*?)\.? \(_ssl", why):
         return NoServer(
             f"{where} does not prove that it is this server ({untrusted[1]}): it needs a valid certificate for the "
@@ -344,9 +345,9 @@ def no_server(url: str, error: Exception) -> NoServer:
 
 
 def _places(url: str) -> Sequence[tuple[str, int]]:
-    """Return the places of a URL without TLS that are reached over TCP."""
+    """Return the places of a URL that are reached over TCP."""
     settings = connection_settings(url)
-    if over_tls(url) or "path" in settings:
+    if "path" in settings:
         return []
     sentinels = settings.get("sentinels")
     return sentinels.places if sentinels else [(settings.get("host", "localhost"), int(settings.get("port", 6379)))]

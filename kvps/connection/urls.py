@@ -6,6 +6,7 @@ import re
 import socket
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 
 _LOGIN = r"(?:[^/?#]*@)?"  # the last @ before a / ends it
 _OPTIONS = r"(?:\?[^@#]*)?"
@@ -26,6 +27,15 @@ def check_form(url: str) -> None:
     kind = "sentinel" if scheme.endswith("+sentinel") else scheme.replace("rediss", "redis")
     if kind not in _FORMS or not re.fullmatch(_FORMS[kind], rest) or not url.isprintable():
         raise ValueError("not the form of a Redis URL")
+
+
+def speaks_plainly(places: Iterable[tuple[str, int]]) -> bool:
+    """Return whether a Redis server answers at one of these places without TLS."""
+    for place in places:
+        with suppress(OSError), socket.create_connection(place, _PROBE_S) as plain:
+            plain.sendall(b"PING\r\n")
+            return plain.recv(1) in (b"+", b"-")
+    return False
 
 
 def speaks_tls(places: Iterable[tuple[str, int]]) -> bool:

@@ -14,7 +14,7 @@ import pytest
 import redis
 from helpers.certificates import tls_server
 from helpers.harness import aggregating
-from helpers.servers import private_directory, running_server
+from helpers.servers import free_port, private_directory, running_server
 from helpers.waiting import eventually
 from kvps_cli import app
 from typer.testing import CliRunner
@@ -292,6 +292,12 @@ def test_a_port_for_tls_is_said(tmp_path: Path) -> None:
             plain = url.replace("rediss", scheme) + ("/name" if "sentinel" in scheme else "")
             with pytest.raises(kvps.NoServer, match=f"speaks TLS: write {secure}://"):
                 kvps.connect(plain)
+
+
+def test_a_port_without_tls_is_said() -> None:
+    says = pytest.raises(kvps.NoServer, match="does not speak TLS: write redis://")
+    with running_server("--port", str(port := free_port())), says:
+        kvps.connect(f"rediss://127.0.0.1:{port}?socket_timeout=0.2")
 
 
 def test_a_limit_that_cuts_replies_is_named() -> None:
