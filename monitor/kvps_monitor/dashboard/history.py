@@ -16,6 +16,7 @@ from kvps_monitor.views import JobView
 
 MOST = 1200
 """How many points of a series are kept: more than a chart has pixels."""
+_UNTOLD_S = 2.0  # what is recorded comes with a later push
 _BINS, _SHORTEST_S = 60, 0.1  # parts of the time before the first look, and how long one is at least
 T = TypeVar("T")
 
@@ -165,7 +166,8 @@ def _bins(entries: Sequence[tuple[float, T]], until_s: float) -> Iterator[tuple[
     if not entries:
         return
     began, ended = min(at_s for at_s, _ in entries), max(at_s for at_s, _ in entries)
-    ended = max(ended, min(until_s, 2 * ended - began + 10))
+    if until_s > ended + _UNTOLD_S:
+        ended = min(until_s, 2 * ended - began + 10)
     width = max(_SHORTEST_S, (ended - began) / _BINS)
     parts = defaultdict[int, list[T]](list)
     for at_s, value in entries:

@@ -203,11 +203,11 @@ class _LookedAt:
         self._history = History()
         state = job.state()
         members = list(state.members)
+        until_s = 0.0 if state.finished(job.config) else job.access.server.seconds()
         # What many workers have recorded is much to read; the first look has the end of it.
         iterations, versions = Traces(job, MOST).read(members if len(members) <= _FEW else [])
         few = EventLog(job.access.client, job.access.keys).newest(_COMMITS) if len(members) <= _FEW else []
         commits = [event for event in few if event.kind == "commit"]
-        until_s = 0.0 if state.finished(job.config) else job.access.server.seconds()
         self._history.begin(
             number, list(iterations.values()), list(versions.values()), commits, until_s, losses_of(job)
         )

@@ -61,7 +61,7 @@ export function showJob(page, job) {
     if (over) setText(final, finalFigures(f));
     tiles.set({
       Progress: f.progress === null ? "" : `${Math.floor(100 * f.progress)} %`,
-      Elapsed: f.elapsed_s === null ? "" : duration(1000 * f.elapsed_s),
+      Elapsed: f.elapsed_s === null ? "" : roughly(f.elapsed_s),
       Version: whole(f.version),
       Versions: perSecond(over ? ratio(f.version, f.elapsed_s) : f.commits_per_s),
       Loss: loss(f.loss),
@@ -69,7 +69,7 @@ export function showJob(page, job) {
       Backlog: whole(f.backlog),
       Contributions: whole(f.contributions),
       Units: f.units ? `${whole(f.units_done)} of ${whole(f.units)}` : "",
-      "Time left": f.eta_s ? duration(1000 * f.eta_s) : "",
+      "Time left": f.eta_s ? roughly(f.eta_s) : "",
       Memory: bytes(f.memory) + (f.memory_limit ? ` of ${bytes(f.memory_limit)}` : ""),
     });
     draw();
@@ -79,6 +79,12 @@ export function showJob(page, job) {
     updateEvents(events, job, stream.events);
     timeline.update();
   }
+}
+
+/** A time as a figure of a few letters. */
+function roughly(s) {
+  if (s < 600) return duration(1000 * s);
+  return s < 5400 ? `${Math.round(s / 60)} min` : s < 172_800 ? `${(s / 3600).toFixed(1)} h` : `${Math.round(s / 86_400)} days`;
 }
 
 const ratio = (number, seconds) => (seconds ? number / seconds : null);
@@ -96,7 +102,7 @@ function setState(node, job) {
 function makeCharts() {
   const round = (value) => `round ${whole(value)}`;
   const version = (value) => `version ${whole(value)}`;
-  const time = (s, length = 60) => clock(1000 * s, length < 5);
+  const time = (s, length = 60) => (length < 5 ? `${(s % 60).toFixed(1)} s` : clock(1000 * s));
   const rate = (value) => `${bytes(value)}/s`;
   return {
     loss: new Chart("Loss", {

@@ -277,7 +277,7 @@ export class Timeline {
   }
 }
 
-const rounded = (ms) => duration(ms).replace(".0", "");
+const rounded = (ms) => duration(ms).replace(/\.0(?= )| 0 s$/, "");
 
 function legend(title, phases) {
   const items = phases.map((phase) => el("span", {}, el(`i.swatch.${phase}`), PHASE_WORDS[phase] ?? phase));
