@@ -8,6 +8,7 @@ on Linux can it tell that, so elsewhere there is no stand-in.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import subprocess
@@ -82,11 +83,17 @@ class StandIn:
         except OSError:
             return False
 
+    def close(self) -> None:
+        """End the process, as this one does at its end."""
+        with self._lock:
+            self._dismiss()
+
     def _dismiss(self) -> None:
         if self._process and self._process.stdin:
             self._process.kill()
             self._process.stdin.close()
             self._process.wait()
+            self._process = None
 
 
 def _started() -> subprocess.Popen[bytes] | None:
@@ -121,3 +128,4 @@ def _begin_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_anew)
+atexit.register(lambda: _stand_in.close())
