@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvps.errors import printable
+from kvps.parsing import LONGEST_NAME
 
 _WIDE = 1000  # columns: a table that a program reads is never wrapped
 _WIDEST = 100  # columns of a cell, if it is not a row's last: no name that kvps gives is as long
@@ -37,35 +38,47 @@ def plain_console() -> Console:
     return _PlainConsole(markup=False, emoji=False, width=None if sys.stdout.isatty() else _WIDE)
 
 
-def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table that is no wider than the terminal. Long cells are cut; if that does not do, each value gets a line
-    of its own."""
+def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], least: Sequence[str] = ()) -> None:
+    """Print a table that is no wider than the terminal.
+
+    Cells that are longer than any name are cut first. Then the columns in `least` are left out, one by one, then long
+    cells are cut. If nothing does, each value gets a line of its own: short ones are never cut.
+    """
     console = plain_console()
     table = [list(map(_plain, row)) for row in (columns, *rows)]
-    whole = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
-    *widths, last = whole
-    fitted = _fitted([*(min(_WIDEST, width) for width in widths), last], console.width)
-    if fitted:
-        lines = [_GAP.join(map(_cell, row, fitted)).rstrip() for row in table]
-    else:
-        titles = [_cell(name, max(map(cell_len, table[0]))) for name in table[0]]
-        records = [[f"{title}{_GAP}{value}" for title, value in zip(titles, row, strict=True)] for row in table[1:]]
-        lines = [_cell(line, console.width).rstrip() for record in records for line in (*record, "")][:-1]
-    for number, line in enumerate(lines):
-        style = "bold" if fitted and not number else ""
-        console.print(Text(line, style), soft_wrap=True)
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    for shortest in (LONGEST_NAME, _NEVER_CUT):
+        for number in range(len(least) + 1):
+            shown = [i for i, name in enumerate(columns) if name not in least[:number]]
+            if fitted := _fitted([widths[i] for i in shown], console.width, shortest):
+                for style, row in zip(("bold", *[""] * len(table)), table, strict=False):
+                    line = _GAP.join(_cell(row[i], width) for i, width in zip(shown, fitted, strict=True))
+                    console.print(Text(line.rstrip(), style), soft_wrap=True)
+                if number:
+                    console.print(Text(f"a wider terminal shows {', '.join(least[:number])} too", "dim"))
+                return
+    _print_records(console, table)
 
 
-def _fitted(widths: list[int], room: int) -> list[int]:
-    """Return the widths of columns that fit side by side: the widest are narrowed. Return [] if cells would be cut that
-    must not be."""
-    excess = sum(widths) + len(_GAP) * (len(widths) - 1) - room
-    for _ in range(excess):
-        widest = max(widths)
-        if widest <= _NEVER_CUT:
+def _print_records(console: Console, table: Sequence[Sequence[str]]) -> None:
+    titles, *rows = table
+    width = max(map(cell_len, titles))
+    for number, row in enumerate(rows):
+        lines = [f"{_cell(title, width)}{_GAP}{value}" for title, value in zip(titles, row, strict=True)]
+        for line in ["", *lines] if number else lines:
+            console.print(Text(_cell(line, console.width).rstrip()), soft_wrap=True)
+
+
+def _fitted(widths: Sequence[int], room: int, shortest: int) -> list[int]:
+    """Return the widths of columns that fit side by side: the widest are narrowed. Return [] if one would be narrower
+    than `shortest`."""
+    fitted = [*(min(_WIDEST, width) for width in widths[:-1]), widths[-1]]
+    for _ in range(sum(fitted) + len(_GAP) * (len(fitted) - 1) - room):
+        widest = max(fitted)
+        if widest <= shortest:
             return []
-        widths[widths.index(widest)] -= 1
-    return widths
+        fitted[fitted.index(widest)] -= 1
+    return fitted
 
 
 def _cell(text: str, width: int) -> str:

@@ -43,7 +43,7 @@ def test_usually_what_happens_is_told_on_stderr(home: Path) -> None:
     done = kvps_run("up", "digits", *TINY)
     assert RESULT.fullmatch(done.stdout), "and stdout has the results"
     assert "look inside: kvps cli" in done.stderr
-    assert "version 20  clock w0=20 w1=20 w2=20  loss " in done.stderr.splitlines()[-1]
+    assert "version 20  clock w0=20 w1=20 w2=20  loss " in done.stderr.splitlines()[-2], "before where the weights are"
     assert not [line for line in done.stderr.splitlines() if LOGGED.fullmatch(line)]
 
 
@@ -91,29 +91,31 @@ def test_every_way_to_print_shows_what_a_terminal_would_obey(capsys: pytest.Capt
     assert line == rf"shard 0  a{SHOWN}b\nshard 1  made up"
 
 
-WIDE = [["a", "1"], ["b" * 300, "23456"], ["c", "reason " * 60]]
-
-
-def on_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: int) -> list[str]:
-    """Return the lines of a table as a terminal of this width gets them, or a program if it is 0."""
-    monkeypatch.setattr("sys.stdout.isatty", lambda: width > 0)
-    monkeypatch.setenv("COLUMNS", str(width))
-    tables.print_rows(["name", "number"], WIDE)
-    return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+WIDE = [["a", "1", "2"], ["b" * 300, "23456", "7"], ["c", "3", "reason " * 60]]
 
 
 def test_cells_are_cut_to_the_terminal_and_short_ones_never(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = on_columns(monkeypatch, capsys, 60)
-    assert [len(line) for line in lines] == [37, 32, 36, 60]
-    assert lines[0].split() == ["name", "number"]
-    assert lines[2].split() == ["b" * 28 + "\u2026", "23456"]
-    records = on_columns(monkeypatch, capsys, 40)
-    assert records[:6] == ["name    a", "number  1", "", f"name    {'b' * 31}\u2026", "number  23456", ""]
+    def on(width: int, *least: str) -> list[str]:
+        """The lines of the table as a terminal of this width gets them, or a program if it is 0."""
+        monkeypatch.setattr("sys.stdout.isatty", lambda: width > 0)
+        monkeypatch.setenv("COLUMNS", str(width))
+        tables.print_rows(["name", "rank", "why"], WIDE, least)
+        return re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+
+    lines = on(60)
+    assert [len(line) for line in lines] == [37, 35, 35, 60]
+    assert lines[2].split() == ["b" * 24 + "\u2026", "23456", "7"]
+    records = on(40)
+    assert records[:4] == ["name  a", "rank  1", "why   2", ""]
+    assert records[4:6] == [f"name  {'b' * 33}\u2026", "rank  23456"]
     assert max(map(len, records)) == 40
-    piped = on_columns(monkeypatch, capsys, 0)
-    assert [len(line) for line in piped[:3]] == [108, 103, 107], (
+    *lines, left_out = on(40, "why", "rank")
+    assert [line.split() for line in lines[1:]] == [["a", "1"], ["b" * 32 + "\u2026", "23456"], ["c", "3"]]
+    assert left_out == "a wider terminal shows why too"
+    piped = on(0)
+    assert [len(line) for line in piped[:3]] == [112, 110, 110], (
         "a name is cut at 100, and no row is as wide as a reason"
     )
     assert piped[3].endswith("reason")

@@ -14,6 +14,7 @@ from kvps_cli.output import loss_text, print_json, say
 from kvps_cli.tables import print_rows
 
 _COLUMNS = ("job", "task", "mode", "workers", "version", "versions/s", "loss", "last change", "age", "state")
+_LEAST = ("age", "last change", "task", "loss", "versions/s", "mode")  # what a narrow terminal does without
 
 
 def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
@@ -23,7 +24,7 @@ def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     if as_json:
         print_json(summaries)
     elif summaries:
-        print_rows(_COLUMNS, map(_row, summaries))
+        print_rows(_COLUMNS, map(_row, summaries), _LEAST)
     else:
         say("no jobs; start one with kvps up digits or kvps create TASK --job NAME")
 

@@ -41,7 +41,7 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     for shard in view.shards:
         console.print(f"shard {shard.shard}  {shard.holder or missing}")
     if view.workers:
-        print_rows(_COLUMNS, map(_row, view.workers))
+        print_rows(_COLUMNS, map(_row, view.workers), least=("process", "device", "rank"))
     else:
         start = "" if c.launched_by else f"; start {connect.start_of(opened)}"
         console.print(f"no worker has joined{start}")

@@ -107,7 +107,7 @@ def ls(
     if as_json:
         print_json(files)
     elif files:
-        print_rows(list(files[0]), map(_row, files))
+        print_rows(list(files[0]), map(_row, files), least=("job", "mode", "bytes"))
     else:
         say(f"no checkpoints in {directory}; write one with kvps checkpoint save JOB or --checkpoint-every N")
 
