@@ -72,7 +72,7 @@ SHORT: dict[str, Scenario] = {
     "roles": partial(clusters.roles_change, changes=2),
     "sentinel": partial(watched.sentinels_fail_over, kills=2),
     "replicas": partial(replicas.sentinels_and_two_replicas, failovers=2),
-    "replicas-cluster": partial(replicas.a_cluster_with_two_replicas, failovers=4),
+    "replicas-cluster": partial(replicas.a_cluster_with_two_replicas, failovers=2),
     "replies": partial(replies.replies_are_lost, faults=8, units=45),
     "flush": partial(replies.scripts_are_flushed, seconds=1.0),
     "full": partial(full.memory_is_filled, fills=2, hold_s=0.5, modes=("BSP", "ASP")),

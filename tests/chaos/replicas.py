@@ -24,7 +24,8 @@ from kvps.errors import KvpsError
 from kvps.store import Store
 
 SETTINGS = {"durability": "replicated:2", "worker_timeout_ms": 60_000, "lease_ms": 1_000}
-FailOver = Callable[[Crew, int], None]
+FailOver = Callable[[Crew, int], str]
+"""Causes the failover of this number, and waits until all servers are in step again. Returns its kind."""
 
 
 def sentinels_and_two_replicas(arena: Arena, failovers: int = 40, mutants: tuple[str, ...] = ()) -> Result:
@@ -34,19 +35,22 @@ def sentinels_and_two_replicas(arena: Arena, failovers: int = 40, mutants: tuple
     for mode, staleness, share in shared_out(failovers, arena.seed):
         with watched_servers(replicas=2) as watched, Store(Client(watched.url)) as store:
 
-            def fail_over(crew: Crew, number: int, watched: Watched = watched) -> None:
+            def fail_over(crew: Crew, number: int, watched: Watched = watched) -> str:
                 old = watched.master
                 chosen, other = (server for server in watched.servers if server is not old)
                 with _passed_over(watched, crew, other):
                     if number % 2:
+                        kind = "planned"
                         crew.until(lambda: _begins(watched))
                     else:
+                        kind = "the master killed, the replica behind"
                         with _behind(arena, crew, old, chosen):
                             old.kill()
                     crew.until(lambda: watched.failed_over(old))
                 if old.process.poll() is not None:
                     old.start()
                 crew.until(watched.is_whole)
+                return kind
 
             _train(arena, result, store, (mode, staleness), itertools.islice(numbers, share), fail_over, mutants)
     return result.close()
@@ -60,19 +64,22 @@ def a_cluster_with_two_replicas(arena: Arena, failovers: int = 40, mutants: tupl
     for mode, staleness, share in shared_out(failovers, arena.seed):
         with running_cluster(replicas=6) as cluster, Store(open_client(cluster.url)) as store:
 
-            def fail_over(crew: Crew, number: int, cluster: Cluster = cluster) -> None:
+            def fail_over(crew: Crew, number: int, cluster: Cluster = cluster) -> str:
                 keys = crew.job.access.keys
                 key = keys.slot(arena.random.randrange(2)) if number % 3 == 2 else keys.version
                 old = cluster.master_of(key)
                 chosen, other = cluster.replicas_of(old)
                 other.ask("CONFIG", "SET", "cluster-replica-no-failover", "yes")
                 if number % 4 == 1:
+                    kind = "planned"
                     chosen.ask("CLUSTER", "FAILOVER")
                 elif number % 4 == 3:
+                    kind = "planned, the master not asked, the replica behind"
                     with _behind(arena, crew, old, chosen):
                         pass
                     chosen.ask("CLUSTER", "FAILOVER", "TAKEOVER")
                 else:
+                    kind = "the master killed, the replica behind"
                     with _behind(arena, crew, old, chosen):
                         old.kill()
                 crew.until(lambda: _serves(cluster, key, chosen))
@@ -80,6 +87,7 @@ def a_cluster_with_two_replicas(arena: Arena, failovers: int = 40, mutants: tupl
                 if old.process.poll() is not None:
                     old.start()
                 crew.until(cluster.is_whole)
+                return kind
 
             _train(arena, result, store, (mode, staleness), itertools.islice(numbers, share), fail_over, mutants)
     return result.close()
@@ -103,16 +111,16 @@ def _train(
         for number in numbers:
             crew.wait(arena.random.uniform(0.1, 0.4))
             before = job.state().version
-            fail_over(crew, number)
+            kind = fail_over(crew, number)
             crew.until(lambda before=before: _version(crew) > before + 1)
-            result.faults[name] = result.faults.get(name, 0) + 1
+            result.faults[kind] = result.faults.get(kind, 0) + 1
         crew.finish()
         acks = len(acknowledged(crew.acks))
         if rejected := sum(len(commit.plan.rejected) for commit in job.log()):
             result.problems.append(f"{job.name}: {rejected} contributions were rejected")
         verdict = arena.judge(store, crew)
         result.verdict.add(verdict)
-    arena.say(f"{name}: {result.faults.get(name, 0)} failovers, {verdict.lost} of {acks} acknowledgements lost")
+    arena.say(f"{name}: {result.injected} failovers so far, {verdict.lost} of {acks} acknowledgements lost")
 
 
 @contextmanager

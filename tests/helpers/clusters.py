@@ -108,8 +108,12 @@ class Cluster:
                     return False
                 if replicas and not all(len(found) >= 3 + self._replicas for found in self.slots(node)):
                     return False
-            infos = [master.info("replication") for master in self.masters]
-            return not replicas or all(info.count("online") >= self._replicas for info in infos)
+            masters = self.masters
+            others = [node.info("replication") for node in self.living if node not in masters]
+            return not replicas or (
+                all(node.info("replication").count("online") >= self._replicas for node in masters)
+                and all("master_link_status:up" in info for info in others)  # "online" may not have loaded its copy yet
+            )
         return False
 
     def migrate(self, slot: int, target: ClusterNode) -> None:
