@@ -154,5 +154,6 @@ def _run_again(call: Call, scripts: Mapping[str, Script], run: Callable[[], T]) 
             return run()
         time.sleep(_LOOK_S)
     raise NotPermitted(
-        "the server has lost kvps's scripts, and nobody who may load them does: run kvps aggregator start"
+        "the server does not have kvps's scripts (any more), and nobody who may load them does: run kvps aggregator "
+        "start there, or give this user +script|load"
     )

@@ -14,6 +14,7 @@ from helpers.servers import running_server
 
 import kvps
 from kvps.errors import NotPermitted
+from kvps.protocol import lua_scripts
 from kvps.store import Store
 
 NOT_KNOWN = r"does not know {}, which kvps needs: it is renamed or disabled there \(rename-command in redis\.conf\)"
@@ -79,13 +80,24 @@ def _create(few: Store) -> object:
         ((), _create, RIGHT.format("INFO", "info")),
         ((), lambda few: few.job("job").join(), "or give it +info"),
         (("+info", "-evalsha"), lambda few: few.job("job").join(), RIGHT.format("EVALSHA", "evalsha")),
+        (
+            ("+info", "-script"),
+            lambda few: few.job("job").join(),
+            "start there, or give this user +script|load",
+        ),
         (("-hgetall",), lambda few: few.job("job"), RIGHT.format("HGETALL", "hgetall")),
     ],
 )
 def test_a_right_that_is_missing_is_named(
-    store: Store, rights: tuple[str, ...], act: Callable[[Store], object], words: str
+    store: Store,
+    rights: tuple[str, ...],
+    act: Callable[[Store], object],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(lua_scripts, "_LOAD_S", 0.1)
     store.create_job("job", model(), transport="redis")
+    store.client.call("SCRIPT FLUSH")
     with few_rights(store, *rights) as few, pytest.raises(NotPermitted) as refused:
         act(few)
     assert words in str(refused.value)
