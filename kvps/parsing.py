@@ -35,6 +35,7 @@ MOST_TEXT = 1024
 """The most characters of a text, where no other bound is given."""
 MOST_JSON = 64 << 20
 """The most characters of a text in JSON."""
+_LATEST_MS = 253_370_764_800_000  # the year 9999: a program may give an entry any time, and calendars end there
 _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:=-]{1,255}", re.ASCII)
 _is_word = WORD.fullmatch
 _WHOLE = re.compile(r"-?[0-9]{1,16}", re.ASCII)
@@ -64,6 +65,15 @@ def whole(value: object, where: str, low: int = 0, high: int = LARGEST) -> int:
     if type(number) is not int or not low <= number <= high:
         refuse(where, f"a whole number from {low} to {high}", value)
     return number
+
+
+def entry_ms(id: str, fields: Mapping[str, object]) -> int:
+    """Return the server's time when an entry of the commit log or of the leases was written, in ms since 1970.
+
+    It is a field: an id is no time where the server's clock was set back, as ids never go back. Entries of earlier
+    versions of kvps have no other time than their id.
+    """
+    return whole(fields.get("at_ms", id.partition("-")[0]), f"the time of entry {id}", 0, _LATEST_MS)
 
 
 def number(value: object, where: str, finite: bool = True) -> float:

@@ -1,6 +1,7 @@
 """What has happened to a job, oldest first, from the commit log and the stream of leases. Nothing is written.
 
-Both streams have ids by the server's clock, so their entries are in one order whatever the clocks of hosts say.
+Both streams have ids by the server's clock, so their entries are in one order whatever the clocks of hosts say. The
+time of an entry is a field: ids never go back where the server's clock was set back.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ from typing import Any, NamedTuple
 
 from kvps.connection.client import Client
 from kvps.errors import CorruptData, InvalidSetting
-from kvps.parsing import Fields, whole
+from kvps.parsing import Fields, entry_ms
 from kvps.protocol.job_state import Commit, Entry
 from kvps.protocol.keys import JobKeys
 from kvps.protocol.plan import Contribution
 
-_LATEST_MS = 253_370_764_800_000  # the year 9999: a program may give an entry any time, and calendars end there
 _ID = re.compile(r"[0-9]{1,15}-[0-9]{1,19}", re.ASCII)
 _AT_ONCE = 1_000  # entries of a stream that are read in one request
 
@@ -36,7 +36,7 @@ class Event(NamedTuple):
         id, fields = entry
         f = Fields(fields, f"entry {id} of the log")
         kind = f.one_of("kind", list(_FACTS))
-        return cls(whole(_place(id)[0], f"the time of entry {id}", 0, _LATEST_MS), kind, _FACTS[kind](f, fields))
+        return cls(entry_ms(id, fields), kind, _FACTS[kind](f, fields))
 
 
 class EventLog:

@@ -1,14 +1,10 @@
-"""How old a version is, by the clock of the server that has its commit logged: clocks of hosts are never compared.
-
-The time of a commit is a field of its entry. Its id is no time after that clock was set back, as ids never go back.
-Entries of earlier versions of kvps have no other time than their id.
-"""
+"""How old a version is, by the clock of the server that has its commit logged: clocks of hosts are never compared."""
 
 from __future__ import annotations
 
 from itertools import count
 
-from kvps.parsing import Fields, whole
+from kvps.parsing import Fields, entry_ms, whole
 from kvps.transport.access import JobAccess
 
 _PAGES = (1, 8, 64, 512)  # entries to read: the newest one is nearly always the commit that is meant
@@ -23,13 +19,11 @@ def version_age_s(access: JobAccess, version: int) -> float:
         size = _PAGES[min(page, len(_PAGES) - 1)]
         time, entries = access.client.together([("TIME",), ("XREVRANGE", access.keys.commits, end, "-", "COUNT", size)])
         for entry, fields in entries:
-            entry_fields = Fields(fields, "an entry of the log")
             made = fields.get("kind") in ("commit", "recover")
-            if made and entry_fields.whole("version") <= version:
+            if made and Fields(fields, "an entry of the log").whole("version") <= version:
                 seconds, microseconds = time
                 now_ms = 1000 * whole(seconds, "the server's time") + whole(microseconds, "the server's time") // 1000
-                by_id_ms = whole(entry.partition("-")[0], "the time of a commit")
-                return max(0, now_ms - entry_fields.whole("at_ms", default=by_id_ms)) / 1000
+                return max(0, now_ms - entry_ms(entry, fields)) / 1000
         if len(entries) < size:
             break
         end = f"({entries[-1][0]}"

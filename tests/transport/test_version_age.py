@@ -11,6 +11,7 @@ from helpers.harness import aggregating, await_version
 from helpers.waiting import eventually
 
 import kvps
+from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps.store import Store
 from kvps.transport.version_age import version_age_s
@@ -78,13 +79,17 @@ def test_a_version_that_no_commit_made_is_new(store: Store) -> None:
 def test_after_a_clock_that_was_set_back_it_goes_by_the_time_of_the_commit(store: Store, raw: Any) -> None:
     """Ids in the log never go back, so the id of the newest commit lies in the future for as long as that was."""
     job = store.create_job("job", X, workers=1)
-    raw.xadd(job.access.keys.commits, {"kind": "leave"}, id=f"{now_ms(job) + 3_600_000}-0")
+    log = job.access.keys.commits
+    raw.xdel(log, raw.xadd(log, {"a": "b"}, id=f"{now_ms(job) + 3_600_000}-0"))
     before = now_ms(job)
     with aggregating(job), job.join("w0") as session:
         session.push(session.pull())
         await_version(job, 1)
     assert eventually(lambda: version_age_s(job.access, 1) > 0)
     assert version_age_s(job.access, 1) <= (now_ms(job) - before) / 1000
+    events = EventLog(job.access.client, job.access.keys).newest(0)
+    assert {event.kind for event in events} == {"create", "join", "commit", "leave", "take", "release"}
+    assert all(before - 60_000 < event.at_ms <= now_ms(job) for event in events)
     for version, at in ((2, {"at_ms": now_ms(job) + 3_600_000}), (3, {})):  # the second as earlier versions logged it
         raw.xadd(job.access.keys.commits, {"kind": "commit", "version": version} | at)
         assert version_age_s(job.access, version) == 0, "a time in the future is now"

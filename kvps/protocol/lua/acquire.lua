@@ -3,7 +3,7 @@
 -- KEYS version:hash lease(shard):string term(shard):string ready:hash leases:stream never
 -- ARGV job holder lease_ms nonce shard
 --   nonce: of this call; a repeat gets the same term
--- USES job terms
+-- USES job numbers terms time
 -- Returns {OK, term} also when repeated | {HELD, holder, ms left} | {FUTURE, holder, ms left}: held, with more left
 --     than a lease lasts, because the server's clock was set back; it now ends as if it was taken this moment | {NOJOB}
 --     | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
@@ -22,5 +22,6 @@ if not term or term:match('(%w+)$') ~= nonce then term = next_term(history, term
 redis.call('HDEL', keys.ready, shard)
 redis.call('SET', keys.lease, holder, 'PX', lease_ms)
 redis.call('SET', keys.term, term)
-redis.call('XADD', keys.leases, 'MAXLEN', '~', 1000, '*', 'kind', 'take', 'shard', shard, 'holder', holder, 'term', term)
+redis.call('XADD', keys.leases, 'MAXLEN', '~', 1000, '*', 'kind', 'take', 'at_ms', digits(now_ms()),
+  'shard', shard, 'holder', holder, 'term', term)
 return { 'OK', term }

@@ -7,7 +7,7 @@
 --   name: the staged name of the first version
 --   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, clock, skip, workers, units
 --   settings: field, value, ... of config
--- USES index numbers
+-- USES index log numbers
 -- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier job is being removed | {WRONGTYPE, key, is, want}
 local id = redis.call('HGET', keys.version, 'id')
 if id == job then return { 'OK' } end
@@ -27,10 +27,10 @@ end
 if earlier then
   redis.call('HSET', keys.version, 'from_version', version, 'from_head', head, 'from_contributions', earlier.contributions)
   restore_hashes(earlier)
-  redis.call('XADD', keys.commits, '*', 'kind', 'restore', 'version', version, 'head', head, 'history', job,
+  log_entry('restore', 'version', version, 'head', head, 'history', job,
     'contributions', earlier.contributions, 'job', earlier.job, 'id', earlier.id)
 else
-  redis.call('XADD', keys.commits, '*', 'kind', 'create', 'version', 0, 'head', head, 'history', job)
+  log_entry('create', 'version', 0, 'head', head, 'history', job)
 end
 index_members()
 return { 'OK' }

@@ -8,7 +8,7 @@
 --   dead: the worker whose incarnation is known to be dead, or ''
 --   reason: why that is evicted, for the log
 --   aggregator: the caller, or ''
--- USES job numbers time turns units workers
+-- USES job log numbers time turns units workers
 -- Returns {OK, ms by which the latest time lay in the future, evicted worker...} | {NOJOB} | {ANOTHER}
 --     | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused = read_job(job)
@@ -26,7 +26,7 @@ local function evict(worker, entry, why)
   drop_unit(entry)
   write_worker(worker, entry)
   redis.call('ZREM', keys.heartbeat, worker)
-  redis.call('XADD', keys.commits, '*', 'kind', 'evict', 'worker', worker, 'incarnation', entry.incarnation, 'state', state,
+  log_entry('evict', 'worker', worker, 'incarnation', entry.incarnation, 'state', state,
     'reason', why)
   reply[#reply + 1] = worker
 end

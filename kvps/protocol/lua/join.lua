@@ -5,7 +5,7 @@
 --   nonce: of this call
 --   replaces: the incarnation judged dead, '*' to take over, '' for neither
 --   process: JSON: host, pid, ... of the process
--- USES job numbers time turns units weight_sums workers
+-- USES job log numbers time turns units weight_sums workers
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', sum of
 --     weights as in push} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker | {COMPLETE,
 --     worker...}: these divide the task's data and all have joined | {NOJOB} | {ANOTHER} | {RESTARTED}
@@ -72,7 +72,7 @@ redis.call('ZADD', keys.rounds, round - pending, worker)
 redis.call('ZADD', keys.pushed, round, worker)
 redis.call('ZREM', keys.draining, worker)
 redis.call('SREM', keys.finished, worker)
-redis.call('XADD', keys.commits, '*', 'kind', 'join', 'worker', worker, 'incarnation', entry.incarnation,
+log_entry('join', 'worker', worker, 'incarnation', entry.incarnation,
   'rank', digits(rank), 'round', digits(round), 'clock', digits(clock), 'residual', entry.residual or '')
 -- Workers wait before their second round until all have joined, and a worker without a unit waits for a freed one.
 if freed or (joined < wanted and redis.call('HLEN', keys.workers) == wanted) then wake(lowest_round()) end

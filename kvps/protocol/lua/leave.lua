@@ -5,7 +5,7 @@
 --   finished: '1' if it has done all its rounds, else '0'
 --   residual: the name of the residual of all that it pushed, which it has stored now or inherited at its join; or ''
 --   traces: of its last iterations, "field value field value ..." each
--- USES job numbers traces turns units workers
+-- USES job log numbers traces turns units workers
 -- Returns {OK, state} also when repeated, or when a later incarnation has the id | {EVICTED, state}: it was evicted or
 --     cut off before, or its join is lost, and no later incarnation has the id | {RESTARTED} | {NOJOB} | {ANOTHER}
 --     | {WRONGTYPE, key, is, want}
@@ -31,7 +31,7 @@ local own = incarnation .. ':' .. digits(entry.accepted) .. ':'
 local right = residual == entry.residual or residual:sub(1, #own) == own
 entry.residual = right and residual or nil
 write_worker(worker, entry)
-redis.call('XADD', keys.commits, '*', 'kind', 'leave', 'worker', worker, 'incarnation', incarnation, 'state', state)
+log_entry('leave', 'worker', worker, 'incarnation', incarnation, 'state', state)
 append_traces(keys.trace, traces, 1, keys.losses)
 local after = lowest_round()
 if freed or after ~= lowest then wake(after) end

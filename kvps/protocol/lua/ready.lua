@@ -6,7 +6,7 @@
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
--- USES job numbers rounds time turns units
+-- USES job log numbers rounds turns units
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
 --     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
 --     | {DIGEST, digest}: this term staged something else | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
@@ -60,8 +60,8 @@ for i, part in ipairs(staged) do
 end
 redis.call('HSET', keys.version, unpack(changes))
 redis.call('HINCRBY', keys.version, 'contributions', #plan.contributions)
-local commit_id = redis.call('XADD', keys.commits, '*', 'kind', 'commit', 'version', version, 'head', new_head,
-  'plan', text, 'shards', parts, 'at_ms', digits(now_ms()))
+local commit_id = log_entry('commit', 'version', version, 'head', new_head,
+  'plan', text, 'shards', parts)
 -- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
 local staleness, max_pending, quorum = unpack(redis.call('HMGET', keys.config, 'staleness', 'max_pending', 'quorum'))
 local after = lowest_round()

@@ -8,7 +8,7 @@
 --   run_id: the server's now
 --   history: the new one
 --   remembered: the newest version that the caller knows of
--- USES job numbers plans replies terms time turns units workers
+-- USES job log numbers plans replies terms time turns units workers
 -- Returns {OK, version, history} also when repeated | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local id, version, head, before, old_run_id = unpack(redis.call('HMGET', keys.version,
   'id', 'version', 'head', 'history', 'run_id'))
@@ -39,7 +39,7 @@ for i, key in ipairs(keys.term) do
 end
 redis.call('HSET', keys.version, 'history', history, 'run_id', run_id)
 local lost = math.max(0, (whole(remembered) or 0) - whole(version))
-redis.call('XADD', keys.commits, '*', 'kind', 'recover', 'version', version, 'head', head, 'history', history,
-  'before', before, 'lost', digits(lost), 'at_ms', digits(now_ms()))
+log_entry('recover', 'version', version, 'head', head, 'history', history,
+  'before', before, 'lost', digits(lost))
 wake(lowest_round())
 return { 'OK', whole(version), history }

@@ -4,7 +4,7 @@
 -- KEYS version:hash inbox:stream plan:hash ready:hash commits:stream term(shard):string never
 -- ARGV job term plan_id contribution reason
 --   contribution: its text in the plan
--- USES job numbers plans replies
+-- USES job log numbers plans replies
 -- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local refused = read_job(job)
@@ -28,6 +28,6 @@ for _, entry in ipairs(redis.call('XRANGE', keys.inbox, '-', through)) do
   if fields.contribution == contribution then redis.call('XDEL', keys.inbox, id) end
 end
 local worker, incarnation, seq, round, digest = contribution:match('^(%S+) (%S+) (%S+) (%S+) %S+ %S+ %S+ (%S+)')
-redis.call('XADD', keys.commits, '*', 'kind', 'reject', 'worker', worker, 'incarnation', incarnation,
+log_entry('reject', 'worker', worker, 'incarnation', incarnation,
   'seq', seq, 'round', round, 'reason', reason, 'digest', digest)
 return { 'OK' }

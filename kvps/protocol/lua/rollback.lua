@@ -9,7 +9,7 @@
 --   history: the new one
 --   memory: the shared memory that the job is in from now on
 --   record: the job at that version as JSON, with the head of the version that it replaces; '' for what `mirror` noted
--- USES index job numbers replies terms time turns
+-- USES index job log numbers replies terms time turns
 -- Returns {OK, version, versions lost} also when repeated | {TERM, term} | {HEAD, head} | {NOMIRROR} | {NOJOB}
 --     | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, version, before, head = read_job(job, 'version', 'history', 'head')
@@ -52,7 +52,7 @@ end
 redis.call('HSET', keys.config, 'memory', memory)
 redis.call('HSET', keys.version, 'version', earlier.version, 'head', earlier.head, 'history', history)
 local lost = whole(version) - whole(earlier.version)
-redis.call('XADD', keys.commits, '*', 'kind', 'recover', 'version', earlier.version, 'head', earlier.head,
-  'history', history, 'before', before, 'lost', digits(lost), 'at_ms', digits(now_ms()))
+log_entry('recover', 'version', earlier.version, 'head', earlier.head,
+  'history', history, 'before', before, 'lost', digits(lost))
 wake(lowest_round())
 return { 'OK', whole(earlier.version), lost }

@@ -16,13 +16,12 @@ from pathlib import Path
 from kvps.errors import CorruptData
 from kvps.history.commit_log import LogFile
 from kvps.job import Job
-from kvps.parsing import number, whole
+from kvps.parsing import entry_ms, number, whole
 from kvps.protocol.job_state import Commit, Entry, State
 from kvps.protocol.plan import Contribution, Plan
 from kvps_monitor.spans import GradientNorms, Traces, mean
 
 _TRACES = 1_000  # entries of a worker's trace that are read in one request: as many as the server keeps
-_LATEST_MS = 253_370_764_800_000  # the year 9999: a program may give an entry any time, and calendars end there
 
 Values = dict[str, float]
 
@@ -48,8 +47,8 @@ class Row:
 class _Waiting:
     """A version whose row is not ready."""
 
-    def __init__(self, id: str, commit: Commit) -> None:
-        self.at_ms = whole(id.partition("-")[0], f"the time of entry {id}", 0, _LATEST_MS)
+    def __init__(self, at_ms: int, commit: Commit) -> None:
+        self.at_ms = at_ms
         self.version, self.plan = commit.version, commit.plan
 
 
@@ -97,24 +96,24 @@ class RowReader:
             for id, fields in page:
                 self._seen = id
                 if fields.get("kind") == "commit":
-                    self._add(id, Commit.of(fields))
+                    self._add(entry_ms(id, fields), Commit.of(fields))
 
-    def _add(self, id: str, commit: Commit) -> None:
+    def _add(self, at_ms: int, commit: Commit) -> None:
         """Note a commit. One that a server has lost and that was made again is not noted a second time."""
         if commit.version <= self._read_up_to:
             return
         if commit.version > self._read_up_to + 1:
             self._read_up_to = max(self._read_up_to, self._job.state().begin.version)  # the rest is of another job
-            for entry, moved in self._moved(self._read_up_to + 1, commit.version - 1):
-                self._waiting.append(_Waiting(entry, moved))
+            for moved_ms, moved in self._moved(self._read_up_to + 1, commit.version - 1):
+                self._waiting.append(_Waiting(moved_ms, moved))
                 self._read_up_to = moved.version
         if commit.version > self._read_up_to + 1:
             self.missing.append((self._read_up_to + 1, commit.version - 1))
-        self._waiting.append(_Waiting(id, commit))
+        self._waiting.append(_Waiting(at_ms, commit))
         self._read_up_to = commit.version
 
-    def _moved(self, first: int, last: int) -> Iterator[tuple[str, Commit]]:
-        """Yield those commits from the file into which the log was moved, as far as it has them."""
+    def _moved(self, first: int, last: int) -> Iterator[tuple[int, Commit]]:
+        """Yield those commits from the file into which the log was moved, as far as it has them, each with its time."""
         if not self._checkpoints:
             return
         file = LogFile(self._checkpoints, self._job.name, self._job.id)
@@ -123,7 +122,7 @@ class RowReader:
         expected = first
         for id, fields in file.entries():
             if fields.get("kind") == "commit" and (commit := Commit.of(fields)).version == expected <= last:
-                yield id, commit
+                yield entry_ms(id, fields), commit
                 expected += 1
 
     # -- traces ----------------------------------------------------------------------------------------------------
