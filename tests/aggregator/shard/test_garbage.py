@@ -24,6 +24,7 @@ from kvps.transport.redis import RedisUpload
 
 ONE = {"x": np.ones(4, np.float32)}
 PATIENT = {"worker_timeout_ms": 60_000}
+HOST = "gpu-1.a=b"
 
 
 def _all(store: Store) -> set[str]:
@@ -41,17 +42,17 @@ def _put(job: Job, *keys: str) -> None:
 def test_what_dead_processes_left_is_swept_and_nothing_else(store: Store) -> None:
     job = store.create_job("job", ONE, workers=3, staleness=1, **PATIENT)
     aggregator = Aggregator(job, threading.Event())
-    with job.join("w0") as w0, job.join("w1") as w1, job.join("w2") as w2:
+    with job.join("w0") as w0, job.join(HOST) as w1, job.join("w2") as w2:
         for session in (w0, w1):
             session.pull()
             session.push(ONE)
         coming = job.access.keys.gradient(0, "w0", w0.incarnation, 2, 0)
-        waits = {job.access.keys.gradient(0, w, s.incarnation, 1, 0) for w, s in (("w0", w0), ("w1", w1))}
+        waits = {job.access.keys.gradient(0, w, s.incarnation, 1, 0) for w, s in (("w0", w0), (HOST, w1))}
         _put(job, coming)
-        with job.join("w1", takeover=True) as again:
+        with job.join(HOST, takeover=True) as again:
             dead = [
-                job.access.keys.gradient(0, "w1", w1.incarnation, 2, 0),  # never accepted, and its author is replaced
-                job.access.keys.gradient(0, "w9", "1-abcd", 1, 0),  # nobody's
+                job.access.keys.gradient(0, HOST, w1.incarnation, 2, 0),  # never accepted, and its author is replaced
+                job.access.keys.gradient(0, f"{HOST}.1-abcd", "1-abcd", 1, 0),  # nobody's
                 job.access.keys.weights(0, "1.old-1-abcd", 0),  # staged by a holder that was replaced
                 job.access.keys.manifest(0, "1.old-1-abcd"),
             ]
