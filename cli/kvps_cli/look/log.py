@@ -95,28 +95,28 @@ def _line(event: Event) -> str:
 
 def _commit(facts: Facts) -> str:
     counted = ", ".join(map(_contribution, facts["contributions"])) or "no contribution"
-    out = ", ".join(f"{c['worker']} round {c['round']}" for c in facts["rejected"])
-    return f"version {facts['version']}: {counted}{f'; without {out}' if out else ''}"
+    out = ", ".join(f"{c['worker']} round {c['round']:,}" for c in facts["rejected"])
+    return f"version {facts['version']:,}: {counted}{f'; without {out}' if out else ''}"
 
 
 def _contribution(c: Facts) -> str:
     """Return the worker, its round or unit, and what is not the ordinary case."""
-    done = f"round {c['round']}" if c["unit"] is None else f"unit {c['unit']}"
+    done = f"round {c['round']:,}" if c["unit"] is None else f"unit {c['unit']:,}"
     notes = [f"part {c['part']}"] if c["part"] else []
-    notes += [f"weight {c['weight']}"] if c["weight"] > 1 else ["counts as zeros"] if not c["weight"] else []
-    notes += [f"staleness {c['staleness']}"] if c["staleness"] else []
+    notes += [f"weight {c['weight']:,}"] if c["weight"] > 1 else ["counts as zeros"] if not c["weight"] else []
+    notes += [f"staleness {c['staleness']:,}"] if c["staleness"] else []
     return f"{c['worker']} {done}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 _WORDS: dict[str, Callable[[Facts], str]] = {
-    "create": lambda f: f"version {f['version']}",
-    "restore": lambda f: f"version {f['version']}, from a checkpoint of job {f['job']}",
-    "join": lambda f: f"{f['worker']}, rank {f['rank']}, clock {f['clock']}",
+    "create": lambda f: f"version {f['version']:,}",
+    "restore": lambda f: f"version {f['version']:,}, from a checkpoint of job {f['job']}",
+    "join": lambda f: f"{f['worker']}, rank {f['rank']:,}, clock {f['clock']:,}",
     "leave": lambda f: f"{f['worker']}",
     "evict": lambda f: ": ".join(filter(None, [f["worker"], f["reason"]])),
     "commit": _commit,
-    "reject": lambda f: f"{f['worker']} round {f['round']}: {f['reason']}",
-    "recover": lambda f: f"version {f['version']}: the server has lost {counted(f['lost'], 'version')}",
-    "take": lambda f: f"shard {f['shard']} by {f['holder']} (term {f['term']})",
-    "release": lambda f: f"by {f['holder']} (term {f['term']})",
+    "reject": lambda f: f"{f['worker']} round {f['round']:,}: {f['reason']}",
+    "recover": lambda f: f"version {f['version']:,}: the server has lost {counted(f['lost'], 'version')}",
+    "take": lambda f: f"shard {f['shard']} by {f['holder']} (term {f['term']:,})",
+    "release": lambda f: f"by {f['holder']} (term {f['term']:,})",
 }

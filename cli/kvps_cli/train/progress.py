@@ -92,9 +92,9 @@ class Display:
     def line(self, state: State) -> str:
         """Return the state as one plain line."""
         view = self._watch.look()
-        clocks = " ".join(f"{worker}={count}" for worker, count in sorted(state.clock.items()))
+        clocks = " ".join(f"{worker}={count:,}" for worker, count in sorted(state.clock.items()))
         return (
-            f"version {state.version}  clock {clocks or '-'}  loss {loss_text(view.loss)}  "
+            f"version {state.version:,}  clock {clocks or '-'}  loss {loss_text(view.loss)}  "
             f"{self._rate():.0f} contributions/s  waiting {_waiting(view):.0%}{self._left(state)}"
         )
 

@@ -122,7 +122,7 @@ function makeCharts() {
       tick: time,
       lines: [
         { label: "versions", colour: "compute", value: perSecond },
-        { label: "contributions", colour: "wait", value: perSecond, dash: [6, 3] },
+        { label: "contributions", colour: "push", value: perSecond, dash: [6, 3] },
       ],
     }),
     lag: new Chart("Staleness and backlog", {
@@ -130,7 +130,7 @@ function makeCharts() {
       tick: time,
       lines: [
         { label: "mean staleness", colour: "compute", value: short },
-        { label: "highest", colour: "wait", value: short, dash: [6, 3] },
+        { label: "highest", colour: "other", value: short, dash: [6, 3] },
         { label: "backlog", colour: "push", value: short },
       ],
     }),
