@@ -164,6 +164,7 @@ def test_a_stopped_process_is_silent_and_then_evicted(store: Store) -> None:
         try:
             assert eventually(lambda: worker(watch, "w0").state == "silent")
             assert eventually(lambda: worker(watch, "w1").waits_for == ["w0"])
+            assert eventually(lambda: watch.look().waits_for == ["w0"]), "the job is stalled"
             assert eventually(lambda: worker(watch, "w0").state == "evicted")
         finally:
             for started in (stopped, other):
