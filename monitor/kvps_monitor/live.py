@@ -17,7 +17,7 @@ from kvps.parsing import number, whole
 from kvps.protocol.job_state import Member, State
 from kvps_monitor.job_now import FINISHED, JobNow, Waits, pairs
 from kvps_monitor.rates import WINDOW_S, Lately
-from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion, Traces
+from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion, Traces, mean
 from kvps_monitor.views import JobView, ShardView, WorkerView
 
 KEPT = 60
@@ -78,7 +78,7 @@ class JobWatch:
             backlog=now.backlog,
             commits_per_s=shards[0].commits_per_s,
             contributions=sum(state.clock.values()),
-            loss=sum(losses) / len(losses) if losses else None,
+            loss=mean(losses) if losses else None,
             gradient_norms=list(self._norms),
             units=job.config.units,
             units_done=state.units_done,

@@ -130,8 +130,8 @@ class History:
         return {name: Snapshot(series.rewritten, series.points()) for name, series in self._series.items()}
 
     def _add_losses(self, look: int, losses: Iterable[tuple[int, str, float | None]]) -> None:
-        """Make points of (round, worker, loss). A loss that is no number takes its worker out of the mean, as in
-        `JobView.loss`."""
+        """Make points of (round, worker, loss). A loss that is no number takes its worker out of the mean: a chart
+        has no place for it."""
         for round_, worker, loss in losses:
             if round_ <= self._rounds.get(worker, -1):
                 continue
