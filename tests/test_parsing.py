@@ -9,7 +9,7 @@ import pytest
 
 from kvps import parsing
 from kvps.errors import CorruptData, KvpsError
-from kvps.parsing import Fields
+from kvps.parsing import Fields, bytes_text
 from kvps.protocol.job_state import Pin
 from kvps.protocol.plan import Contribution, Plan
 
@@ -58,6 +58,14 @@ def test_what_fits_is_returned() -> None:
 
 def test_an_error_is_printable_whatever_it_quotes() -> None:
     assert str(KvpsError("job \x1b[31m\u202e\ud800")) == r"job \x1b[31m\u202e\ud800"
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (128e9, "128.0 GB")],
+)
+def test_bytes_have_the_unit_that_suits_them(count: float, shown: str) -> None:
+    assert bytes_text(count) == shown
 
 
 def test_json_has_null_for_what_is_not_finite() -> None:

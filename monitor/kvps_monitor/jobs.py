@@ -6,6 +6,7 @@ from typing import Any
 
 from kvps.errors import KvpsError
 from kvps.job import Job
+from kvps.parsing import whole
 from kvps.protocol.job_state import Entry, State
 from kvps_monitor.job_now import FINISHED, JobNow
 from kvps_monitor.rates import Lately
@@ -35,7 +36,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
         ]
     )
     now_s = job.access.server.seconds()
-    began_s = int(began) / 1000 if began else _seconds(first[0]) if first else now_s
+    began_s = whole(began, "the time of the first join") / 1000 if began else _seconds(first[0]) if first else now_s
     made = [ShardVersion.of(0, (id, fields)) for id, fields in reversed(shard)]
     lately = Lately.of([] if now.state == FINISHED else made, round(1e6 * now_s))
     newest = [

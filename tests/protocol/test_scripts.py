@@ -11,6 +11,7 @@ from helpers.lua_sources import Sources
 
 import kvps
 from kvps.errors import CorruptData, LeaseLost, WorkerEvicted
+from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps.protocol.answers import InboxFull, PlanGone, ServerRestarted
 from kvps.protocol.lua_scripts import compose
@@ -287,6 +288,8 @@ def test_the_silent_are_evicted_and_what_they_pushed_still_commits(store: Store)
         if out:
             break
     assert out == ["w0"]
+    [said] = [e.facts for e in EventLog(job.access.client, job.access.keys).newest(0) if e.kind == "evict"]
+    assert re.fullmatch(r"no sign of life for \d+\.\d s", said["reason"])
     members = job.state().members
     assert (members["w0"].state, members["w1"].state) == ("draining", "active")
     with pytest.raises(WorkerEvicted):

@@ -141,6 +141,7 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
     page.locator(".event.commit").first.wait_for()
     assert page.locator(".event.commit").count() == int(raw.hget(k.version, "version"))
     assert page.locator(".event.commit .chip").count() == 16
+    assert page.locator(".chip.stale").count() == 0, "the bound allows a staleness of 3, and nobody is near it"
     assert page.locator(".event.join").count() == 2
     page.goto(f"{shown.root}/jobs/j/workers/gpu-1.a=b")
     page.locator("tbody tr").nth(7).wait_for()

@@ -133,6 +133,10 @@ def test_evict_asks_first_and_then_evicts(store: Store) -> None:
         drive(Top(store, "j"), look)
         assert ("evict", "w1") in kinds(job)
         assert ("evict", "w0") not in kinds(job)
+        reasons = [
+            e.facts["reason"] for e in EventLog(job.access.client, job.access.keys).newest(0) if e.kind == "evict"
+        ]
+        assert reasons == ["asked for in kvps top"]
         running["w1"].until("evicted")
         version = job.state().version
         await_version(job, version + 2)  # the other goes on alone
