@@ -302,7 +302,8 @@ def test_a_port_without_tls_is_said() -> None:
 
 def test_a_limit_that_cuts_replies_is_named() -> None:
     """The server closes the connection when it has so much to send."""
-    with running_server("--client-output-buffer-limit", "normal 1mb 0 0") as url, kvps.connect(url) as store:
+    with running_server() as url, kvps.connect(url) as store:
+        store.client.call("CONFIG", "SET", "client-output-buffer-limit", "normal 1mb 0 0")
         store.client.call("RPUSH", "long", *["x" * (1 << 19)] * 6)
         says = r"cuts off clients with more than 1\.0 MB still to read.*client-output-buffer-limit 'normal 0 0 0'"
         with pytest.raises(kvps.ServerUnfit, match=says):
