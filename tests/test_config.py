@@ -84,6 +84,10 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"task": 5}, "task must be printable text of at most 1024 characters, not 5"),
         ({"launched_by": "me"}, "launched_by may only be set by kvps up and kvps run, not to 'me'"),
         ({"workers": 2, "min_workers": 3}, "min_workers must be a whole number from 0 to 2, the number of workers"),
+        (
+            {"durability": "replicated:0"},
+            "durability must be memory, replicated or replicated:N with a number of replicas",
+        ),
         ({"transport": "shm", "shards": 2}, "transport shm is for shards=1"),
         ({"quorum": 3, "workers": 2}, "quorum must be a whole number from 0 to 2, the number of workers, not 3"),
         ({"quorum": 2, "staleness": 1, "workers": 2}, "the bound of SSP waits for every worker"),
