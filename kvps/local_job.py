@@ -101,7 +101,7 @@ class LocalJob(Job):
         with suppress(KvpsError):
             for member in self.access.reader.state().members.values():
                 if member.active:
-                    self.evict(member)
+                    self.evict(member, "the run in its process has failed")
 
     def state(self) -> State:
         """As `Job.state`; also raises what the aggregator raised."""
