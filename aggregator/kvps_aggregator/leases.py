@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from kvps.connection.client import Client
+from kvps.connection.stand_in import Duty
 from kvps.errors import JobNotFound, KvpsError, TooManyClients
 from kvps.job import Job
 from kvps.machine import process
@@ -63,9 +64,17 @@ class LeaseKeeper:
             self._due.pop(leases, None)
             self._changed.notify()
         with leases.renewing:
-            pass
+            leases.fall_silent()
 
     def _run(self) -> None:
+        try:
+            self._renew()
+        except BaseException:
+            for leases in list(self._due):
+                leases.fall_silent()
+            raise
+
+    def _renew(self) -> None:
         while due := self._await_due():
             try:
                 self._keep(due)
@@ -123,6 +132,7 @@ class Leases:
         self._job = job
         self._run_id = job.state().run_id
         self._terms: dict[int, str] = {}
+        self._duties: dict[int, Duty] = {}  # a step of the user's own may hold the interpreter's lock for long
         self._lock = threading.Lock()
         self._keeper = keeper or LeaseKeeper(job.access.client)
         self._keeper.add(self)
@@ -137,7 +147,10 @@ class Leases:
         if term:
             self._job.access.scripts.own(shard, term)
             with self._lock:
+                self._forget(shard)
                 self._terms[shard] = term
+                self._duties[shard] = Duty(self._job.access.client, self.interval_s)
+                self._duties[shard].done([self._renewal(shard, term).command])
             log.info("job %s: holds shard %d under term %s", self._job.name, shard, term)
         return term, other
 
@@ -157,7 +170,8 @@ class Leases:
         with self._lock:
             if self._run_id != run_id:  # else the other thread was first, and may have taken shards since
                 self._run_id = run_id
-                self._terms.clear()
+                for shard in list(self._terms):
+                    self._forget(shard)
         return True
 
     def held(self) -> dict[int, str]:
@@ -168,7 +182,19 @@ class Leases:
     def drop(self, shard: int) -> None:
         """Forget a shard that another aggregator turned out to hold."""
         with self._lock:
-            self._terms.pop(shard, None)
+            self._forget(shard)
+
+    def _forget(self, shard: int) -> str | None:
+        """Hold a shard no more, and return its term. The caller has the lock."""
+        if duty := self._duties.pop(shard, None):
+            duty.end()
+        return self._terms.pop(shard, None)
+
+    def fall_silent(self) -> None:
+        """Have the stand-in renew nothing more."""
+        with self._lock:
+            while self._duties:
+                self._duties.popitem()[1].end()
 
     def release(self) -> None:
         """Give up all shards, so that a standby need not wait for their leases to expire."""
@@ -180,7 +206,7 @@ class Leases:
         """Give up a shard, so that a standby can take it at once."""
         with self.renewing:
             with self._lock:
-                term = self._terms.pop(shard, None)
+                term = self._forget(shard)
             if term:
                 with suppress(JobNotFound, ServerRestarted):  # then there is nothing to give up
                     self._job.access.scripts.renew(shard, self.holder, term, 0)
@@ -188,20 +214,24 @@ class Leases:
     def upkeep(self) -> list[Upkeep]:
         """Return the requests for the keeper to send: a renewal of each held shard, and one that evicts silent
         workers."""
-        scripts, lease_ms = self._job.access.scripts, self._job.config.lease_ms
         renewals = [
-            Upkeep(scripts.renewal(shard, self.holder, term, lease_ms), partial(self._renewed, shard, term))
+            Upkeep(self._renewal(shard, term), partial(self._renewed, shard, term))
             for shard, term in self.held().items()
         ]
-        return [*renewals, Upkeep(scripts.eviction(aggregator=self.holder), self._evicted)]
+        return [*renewals, Upkeep(self._job.access.scripts.eviction(aggregator=self.holder), self._evicted)]
+
+    def _renewal(self, shard: int, term: str) -> Request[bool]:
+        return self._job.access.scripts.renewal(shard, self.holder, term, self._job.config.lease_ms)
 
     def _renewed(self, shard: int, term: str, is_ours: bool) -> None:
-        if is_ours:
-            return
         with self._lock:
-            if self._terms.get(shard) != term:  # this aggregator took the shard again meanwhile
+            if self._terms.get(shard) != term:  # this aggregator gave the shard up or took it again meanwhile
                 return
-            del self._terms[shard]
+            if is_ours:
+                if shard in self._duties:
+                    self._duties[shard].done([self._renewal(shard, term).command])
+                return
+            self._forget(shard)
         log.warning("job %s: lost shard %d, another aggregator holds it", self._job.name, shard)
 
     def _evicted(self, evicted: Evicted) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from kvps.connection.stand_in_process import framed
 log = logging.getLogger("kvps.connection")
 
 _PROGRAM = Path(__file__).with_name("stand_in_process.py")
+_TAKES_MS = 1000
 _numbers = count()
 
 
@@ -78,10 +80,14 @@ class StandIn:
         """Return whether the process has taken a message: it may have ended, or have stopped reading."""
         if self._process is None or self._process.stdin is None:
             return False
+        pipe, ready = self._process.stdin.fileno(), select.poll()
+        ready.register(pipe, select.POLLOUT)
         try:
-            return os.write(self._process.stdin.fileno(), message) == len(message)
+            while message and ready.poll(_TAKES_MS):
+                message = message[os.write(pipe, message) :]
         except OSError:
             return False
+        return not message
 
     def close(self) -> None:
         """End the process, as this one does at its end."""

@@ -41,6 +41,12 @@ class Heartbeat(threading.Thread):
         self.evicted: WorkerEvicted | None = None
 
     def run(self) -> None:
+        try:
+            self._beat()
+        finally:
+            self._duty.end()
+
+    def _beat(self) -> None:
         for beat in count():
             if self._stopped.wait(self._interval_s):
                 return
@@ -52,16 +58,15 @@ class Heartbeat(threading.Thread):
                     self._timer.clock.sample()
             except WorkerEvicted as error:
                 self.evicted = error
-                break
+                return
             except JobNotFound:
-                break  # an id is used once: this job does not come back
+                return  # an id is used once: this job does not come back
             except TooManyClients as error:  # the worker itself may have a connection
                 log.warning("worker %s cannot say that it lives: %s", self._worker, error)
             except (KvpsError, ServerRestarted):
                 if self._client.closed:
-                    break
+                    return
                 continue  # the worker's own next call raises it too, with the context that a user needs
-        self._duty.end()
 
     def _sign_of_life(self, activity: str) -> tuple[object, ...]:
         return self._scripts.sign_of_life(self._worker, self._incarnation, activity)

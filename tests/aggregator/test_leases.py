@@ -1,9 +1,17 @@
-"""The server's clock was set back, as when a virtual machine is resumed: times that lie in the future count as now."""
+"""Who is silent, and for how long: of what stands still for a while, and of times that lie in the future.
+
+Those count as now: the server's clock was set back, as when a virtual machine is resumed.
+"""
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
 import numpy as np
 import pytest
+from helpers.commands import KVPS, Started
 from helpers.harness import aggregating, check_chain, gradient, model, work_on
 from helpers.internals import fall_silent
 from helpers.waiting import eventually
@@ -95,3 +103,30 @@ def test_a_pin_from_the_future_is_not_read_for_ever(store: Store) -> None:
     assert job.access.scripts.pin(5_000) == pin, "one that is young is shared"
     job.access.client.call("PEXPIRE", job.access.keys.pin, HOUR_MS)
     assert '"version":3' in job.access.scripts.pin(5_000)
+
+
+HOLDS = """
+import ctypes, os
+
+def first(contributions, weights, out, xp):
+    if "HOLDS" in os.environ:
+        ctypes.PyDLL(None).usleep(700_000)  # unlike a CDLL, it keeps the interpreter's lock
+    xp.copyto(out, contributions[0])
+"""
+
+
+@pytest.mark.slow
+def test_aggregators_whose_steps_hold_the_interpreters_lock_for_longer_than_the_lease_commit(
+    store: Store, own_rules: Path
+) -> None:
+    """Each took the shard from the other in the middle of its step, for ever."""
+    (own_rules / "holds.py").write_text(HOLDS)
+    job = store.create_job("job", {"x": np.zeros(1, np.float32)}, lease_ms=300, reduction="holds:first")
+    with ExitStack() as stack:
+        for _ in range(2):
+            environment = os.environ | {"KVPS_REDIS_URL": store.url, "HOLDS": "1"}
+            serving = Started([*KVPS, "aggregator", "start", "--job", "job"], environment)
+            stack.callback(serving.end)
+        with job.join("w0") as session:
+            session.push(session.pull())
+        assert eventually(lambda: job.round_state().version == 1)
