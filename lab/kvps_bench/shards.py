@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvps.connection.client import Client
+from kvps.errors import counted
 from kvps.optim import SGD
 from kvps_bench.crew import Member, Place, crew
 from kvps_bench.result import Bar, Figures, Result, Row, machine
@@ -39,12 +40,12 @@ def measure(
     for aggregators in (1, 2):
         commands = {}
         for count in counts if aggregators == 1 else [count for count in counts if count > 1]:
-            say(f"{count} shards, {aggregators} aggregators")
+            say(f"{counted(count, 'shard')}, {counted(aggregators, 'aggregator')}")
             row, commands[count] = _measured(place, count, aggregators, turns, 2 if quick else 5)
             rows.append(row)
         many, few = max(commands), min((count for count in commands if count >= 10), default=max(commands))
         ratio = Ratio.of([commands[many] / commands[few]]) if many > few else None
-        what = f"commands a shard, {many} shards over {few}, {aggregators} aggregators"
+        what = f"commands a shard, {many} shards over {few}, {counted(aggregators, 'aggregator')}"
         bars.append(Bar(_BAR, what, True, _MOST_GROWTH, ratio, "" if ratio else "needs 10 shards, and more"))
     return Result("shards", turns, rows, bars, machine(place.store.client), _NOTES)
 
