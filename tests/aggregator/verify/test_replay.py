@@ -189,7 +189,7 @@ TAMPERED = [  # how, whether the chain is then made anew, and what is said
     (lambda log: log[4].pop("shards"), False, "commit 5 cannot be read from its log entry"),
     (_weights, True, "commit 5: its contributions make other weights of shard 0 than those logged"),
     (_change(divisor=2), True, "commit 5: its contributions make other weights"),
-    (_change(progress=11), True, "commit 5: its progress is 11, but 12 contributions came before it"),
+    (_change(progress=11), True, "commit 5: its progress is 11, but 12 contributions were committed before it"),
     (_change(version=6), True, "commit 5: its plan is for version 6"),
     (lambda log: _edit(log, _swap), True, "commit 5: its contributions do not stand in rank order"),
     (lambda log: _edit(log, _twice), True, "commit 5: contribution 5 of w2 was committed before"),
