@@ -9,6 +9,7 @@ on Linux can it tell that, so elsewhere there is no stand-in.
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import select
@@ -21,7 +22,6 @@ from pathlib import Path
 
 from kvps.connection.client import Client
 from kvps.connection.resp import Command
-from kvps.connection.stand_in_process import framed
 
 log = logging.getLogger("kvps.connection")
 
@@ -35,13 +35,14 @@ class Duty:
 
     def __init__(self, client: Client, every_s: float) -> None:
         self._number = next(_numbers)
-        self._words = [client.url, client.is_cluster, every_s]
+        self._server = (client.url, client.is_cluster)
+        self._every_s = every_s
         self._stand_in = _stand_in
         self._stand_in.begin(self._number)
 
     def done(self, commands: Sequence[Command]) -> None:
         """Note that this process has just sent these commands itself, and that they are the ones to be sent again."""
-        self._stand_in.tell(self._number, [*self._words, list(commands)])
+        self._stand_in.tell(self._number, f"{self._every_s:g} {json.dumps([*self._server, commands])}")
 
     def end(self) -> None:
         """Let the server hear nothing more of this."""
@@ -62,24 +63,25 @@ class StandIn:
         with self._lock:
             self._duties.add(duty)
 
-    def tell(self, duty: int, sent: list[object]) -> None:
+    def tell(self, duty: int, sent: str) -> None:
         """Say what was sent for a duty, unless that has ended."""
         with self._lock:
-            if duty in self._duties and not self._say(framed(duty, sent)):
+            if duty in self._duties and not self._say(f"{duty} {sent}"):
                 self._dismiss()
                 self._process = _started()
-                self._say(framed(duty, sent))
+                self._say(f"{duty} {sent}")
 
     def end(self, duty: int) -> None:
         """End a duty."""
         with self._lock:
             self._duties.discard(duty)
-            self._say(framed(duty, None))
+            self._say(f"{duty}")
 
-    def _say(self, message: bytes) -> bool:
-        """Return whether the process has taken a message: it may have ended, or have stopped reading."""
+    def _say(self, line: str) -> bool:
+        """Return whether the process has taken a line: it may have ended, or have stopped reading."""
         if self._process is None or self._process.stdin is None:
             return False
+        message = f"{line}\n".encode()
         pipe, ready = self._process.stdin.fileno(), select.poll()
         ready.register(pipe, select.POLLOUT)
         try:

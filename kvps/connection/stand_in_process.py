@@ -1,17 +1,16 @@
 """The stand-in of another process: see `stand_in`.
 
 It is run by file name, not imported: it must start at once and take little room, because it is seldom needed. So it
-imports kvps, and connects, only when it has something to send, and nothing else that takes time: `json` and `typing`
-would more than double its start.
+imports kvps, and connects, only when it has something to send, and nothing else that takes time: `json` or `typing`
+would double its start.
 
 Its arguments are the process that it stands in for, which started it, and where modules are. On standard input it reads
-what `framed` returns: the number of a duty, and None if that has ended, or else what was sent for it just now: [url,
-whether that is a cluster, seconds between two times, commands].
+a line for each thing it is told: the number of a duty that has ended; or, with spaces in between, the number, the
+seconds between two times, and what was sent just now, as JSON: [url, whether that is a cluster, commands].
 """
 
 from __future__ import annotations
 
-import marshal
 import os
 import select
 import sys
@@ -25,20 +24,13 @@ if TYPE_CHECKING:
 _LATE = 2  # times the time between two times
 _PATIENCE_S = 1.0
 _LINGER_S = 2.0  # without a duty: the next session begins without a new process
-_HEAD = 4  # bytes that say how long a message is
-
-
-def framed(number: int, sent: list[Any] | None) -> bytes:
-    """Return what the process says of a duty."""
-    message = marshal.dumps((number, sent))
-    return len(message).to_bytes(_HEAD, "big") + message
 
 
 class Duty:
     """What must be sent again every `every_s` seconds. `due` is when; `is_late` says that it was not."""
 
-    def __init__(self, url: str, is_cluster: bool, every_s: float, commands: list[Any]) -> None:
-        self.url, self.is_cluster, self.every_s, self.commands = url, is_cluster, every_s, commands
+    def __init__(self, every_s: float, sent: bytes) -> None:
+        self.every_s, self.sent = every_s, sent
         self.due = time.monotonic() + _LATE * every_s
         self.is_late = False
 
@@ -61,12 +53,13 @@ class StandIn:
         due = [duty.due for duty in self._duties.values()]
         return max(0.0, min(due) - time.monotonic()) if due else _LINGER_S
 
-    def hear(self, number: int, sent: list[Any] | None) -> None:
+    def hear(self, line: bytes) -> None:
         """Note what the process has sent, or that a duty has ended."""
-        if sent is None:
-            self._duties.pop(number, None)
+        number, *sent = line.split(b" ", 2)
+        if sent:
+            self._duties[int(number)] = Duty(float(sent[0]), sent[1])
         else:
-            self._duties[number] = Duty(*sent)
+            self._duties.pop(int(number), None)
         if not any(duty.is_late for duty in self._duties.values()):
             for client in self._clients.values():
                 client.close()
@@ -82,18 +75,22 @@ class StandIn:
                     self._send(duty)
 
     def _send(self, duty: Duty) -> None:
+        url, is_cluster, commands = import_module("json").loads(duty.sent)
         errors = import_module("kvps.errors")
         try:
-            self._client(duty).each(duty.commands)  # what is refused, as to an evicted worker, the process hears itself
+            self._client(url, is_cluster).each(commands)  # what is refused, as to an evicted worker, the process hears
         except errors.KvpsError:  # the server is away: the next time
-            self._clients.pop(duty.url).close()
+            self._clients.pop(url).close()
 
-    def _client(self, duty: Duty) -> Any:
-        if duty.url not in self._clients:
-            module, name = ("cluster", "ClusterClient") if duty.is_cluster else ("client", "Client")
-            kind = getattr(import_module(f"kvps.connection.{module}"), name)
-            self._clients[duty.url] = kind(duty.url, _PATIENCE_S)
-        return self._clients[duty.url]
+    def _client(self, url: str, is_cluster: bool) -> Any:
+        if url not in self._clients:
+            kind = (
+                import_module("kvps.connection.cluster").ClusterClient
+                if is_cluster
+                else import_module("kvps.connection.client").Client
+            )
+            self._clients[url] = kind(url, _PATIENCE_S)
+        return self._clients[url]
 
 
 def _lives(pid: int) -> bool:
@@ -107,16 +104,15 @@ def _lives(pid: int) -> bool:
 
 def main() -> None:
     parent, sys.path[:] = int(sys.argv[1]), sys.argv[2].split(os.pathsep)
-    stand_in, said = StandIn(), b""
+    stand_in, text = StandIn(), b""
     while os.getppid() == parent:
         if select.select([0], [], [], stand_in.wait_s)[0]:
             piece = os.read(0, 1 << 16)
             if not piece:
                 return
-            said += piece
-            while len(said) >= (end := _HEAD + int.from_bytes(said[:_HEAD], "big")) > _HEAD:
-                stand_in.hear(*marshal.loads(said[_HEAD:end]))
-                said = said[end:]
+            *lines, text = (text + piece).split(b"\n")
+            for line in lines:
+                stand_in.hear(line)
         elif not stand_in.is_needed:
             return
         stand_in.send(_lives(parent))

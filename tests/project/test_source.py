@@ -48,6 +48,7 @@ STARTS = {  # who starts processes: what
     "cli/kvps_cli/serve/server.py": "redis-cli or valkey-cli of this machine",
     "cli/kvps_cli/supervise.py": "this Python, or the command behind `kvps run --`",
     "cli/kvps_cli/prove/verify.py": "the same command again, with one thread",
+    "kvps/connection/stand_in.py": "this Python, on the program of the stand-in",
     "kvps/machine/process.py": "the command of whoever calls",
     "kvps/server/server_process.py": "the server program of this machine, or this Python on the watchdog",
     "kvps/server/watchdog.py": "the server program of this machine",
@@ -78,6 +79,7 @@ WRITES = {  # who makes files or directories: which
 JOINS = {  # where a path is joined to a name that the source does not say: why it stays in its directory
     "aggregator/kvps_aggregator/checkpoints.py: Saver._write": "Checkpoint.filename went through file_name",
     "cli/kvps_cli/prove/checkpoint.py: save": "the last part of the path in --to, or Checkpoint.filename",
+    "kvps/connection/stand_in_process.py: _lives": "a number",
     "kvps/machine/process.py: _start_time": "a number",
     "workers/kvps_workers/digits.py: _forward": "no path: numbers",
     "monitor/kvps_monitor/loggers/rows.py: RowReader._row": "no path: numbers",
