@@ -99,7 +99,7 @@ def test_the_readmes_notebook(home: Path) -> None:
 
 
 def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script, notebook = python_in("docs/run.md")
+    script, _, notebook = python_in("docs/run.md")
     (tmp_path / "train.py").write_text(script)
     done = kvps_run("run", "-w", "3", "--", sys.executable, "train.py", "--rounds", "500")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -142,7 +142,7 @@ def test_the_task_of_the_tasks_page(home: Path, tmp_path: Path) -> None:
 
 def test_the_lag_of_the_modes_page(server: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert kvps_run("up", "digits", "-s", "1", "--slow", "w0=5x", *TINY).returncode == 0
-    (code,) = python_in("docs/modes.md")
+    _, code = python_in("docs/modes.md")
     exec(code, {})
     assert capsys.readouterr().out == "largest lag in rounds: 1\n"
 
