@@ -19,7 +19,6 @@ log = logging.getLogger("kvps.host")
 
 _AGREE_S = 60.0  # until all nodes have heard of a new one, or of a slot's new place
 _LOOK_AGAIN_S = 0.1
-_PATIENCE_S = 20.0  # a node that moves large keys answers only after them
 _TURN = "kvps:moving-slots"  # the key whose holder alone moves slots
 _TURN_MS = 30_000
 
@@ -87,7 +86,7 @@ class Members:
     def at(self, address: Address) -> Client:
         """Return the connection to a node."""
         if address not in self._clients:
-            self._clients[address] = Client(url_of(address, self.password), _PATIENCE_S)
+            self._clients[address] = Client(url_of(address, self.password))
         return self._clients[address]
 
     def all(self, seed: Address | None = None) -> list[Member]:
@@ -210,7 +209,7 @@ class Members:
 def check_cluster(seed: Address, password: str | None) -> None:
     """Make sure that a cluster that serves all its slots answers there. Raises NoServer, ServerUnfit."""
     url = url_of(seed, password)
-    with Client(url, _PATIENCE_S) as client:
+    with Client(url) as client:
         if not client.preflight():
             raise ServerUnfit(
                 f"{seed} is a server of its own and no node of a cluster: start the first host with kvps host --listen"

@@ -269,7 +269,7 @@ def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_l
     assert "stands by" not in other.process.communicate(timeout=60)[0]
     assert recoveries(job) == []
     aggregator = elsewhere.start("aggregator", "start", "--job", "job", "--memory-lost")
-    aggregator.until("shared memory was lost: goes on from version 0, which Redis has; the last 3 versions")
+    aggregator.until("shared memory was lost: goes on from version 0, which Redis has; lost the last 3 versions")
     elsewhere.start("worker", "--job", "job").output()
     aggregator.output()
     assert job.state().finished(job.config)

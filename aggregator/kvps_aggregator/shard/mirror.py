@@ -106,6 +106,8 @@ class Mirror:
             except (LeaseLost, ServerRestarted, JobNotFound):
                 return  # the next holder mirrors the job, if there is one
             except KvpsError as error:
+                if self._job.access.client.closed:
+                    return
                 log.warning("job %s: Redis was not given the weights: %s", self._job.name, error)
             except Exception:
                 log.exception("job %s: Redis was not given the weights", self._job.name)

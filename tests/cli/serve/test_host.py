@@ -243,7 +243,7 @@ def test_a_password_is_asked_for_and_is_in_no_process_list(
 
 
 def _refused(*options: str, says: str) -> None:
-    done = kvps_run("host", *options)
+    done = kvps_run("host", *options, KVPS_PATIENCE="3")
     assert done.returncode in (1, 2)
     assert re.fullmatch(rf"kvps: error: [^\n]*{says}[^\n]*\n", done.stderr), done.stderr
     assert not done.stdout
