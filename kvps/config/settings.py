@@ -344,6 +344,12 @@ class UncheckedConfig:
         """Whether a round may be committed without some of the workers."""
         return self.quorum > 0 and self.staleness == 0
 
+    def progress(self, version: int, contributions: int) -> float:
+        """Return how far learning-rate schedules have come when the version after `version` is made, with so many
+        contributions before it: the committed contributions per worker. Where a round of the job may be made without
+        some of the workers, it is the rounds, or a schedule would not come to its end with the run."""
+        return float(version) if self.partial_rounds and not self.units else contributions / self.workers
+
     @property
     def past_slots(self) -> tuple[str, ...]:
         """The names of the arrays that hold the weights of the last versions, newest first."""

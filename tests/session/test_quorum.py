@@ -25,6 +25,7 @@ from kvps.store import Store
 pytestmark = pytest.mark.contract
 
 LR = 0.1
+FALLING = kvps.schedules.ExponentialLR(LR, every=10, factor=0.5)
 
 
 Arrival = tuple[int, int, Params]
@@ -72,13 +73,13 @@ class Simulation:
         return bool(self.planned)
 
     def commit(self) -> None:
-        """Make all versions that are due, by plain SGD."""
+        """Make all versions that are due, by SGD whose learning rate falls from round to round."""
         while self.plan():
             ranks, reduction = [rank for rank, *_ in self.planned], self.config.reduction
             after = {}
             for name, value in self.weights[-1].items():
                 gradient = reduced(reduction, ranks, [grads[name] for *_, grads in self.planned])
-                after[name] = value - np.float32(LR) * gradient
+                after[name] = value - np.float32(FALLING.at(self.version)) * gradient
             self.weights.append(after)
             self.made.append([(rank, base) for rank, base, _ in self.planned])
             self.planned = []
@@ -110,7 +111,7 @@ def test_versions_are_those_of_a_sequential_simulation(
     """In a random order that is the same each time, workers pull and push, and an aggregator plans and commits."""
     rng = np.random.default_rng((workers, quorum, shards))
     settings = {"workers": workers, "quorum": quorum, "late": late, "shards": shards, "reduction": reduction}
-    job = store.create_job("job", model(), optimizer=kvps.SGD(lr=LR), **settings)
+    job = store.create_job("job", model(), optimizer=kvps.SGD(lr=FALLING), **settings)
     simulation = Simulation([model()], job.config)
     aggregator = Aggregator(job, threading.Event())
     actors = [Actor(job.join(f"w{rank}")) for rank in range(workers)]

@@ -159,7 +159,7 @@ class ShardArrays:
         state, state_out = (
             {slot: arrays[slot][part_of] for slot in settings.own_slots} for arrays in (self.state, self.next_state)
         )
-        lr = settings.lr_at(plan.progress / self._config.workers)
+        lr = settings.lr_at(self._config.progress(plan.version - 1, plan.progress))
         weights, out = self.weights[part_of], self.next_weights[part_of]
         with np.errstate(over="ignore", invalid="ignore"):  # the check tells of it
             update_rules.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)

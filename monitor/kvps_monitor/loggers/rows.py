@@ -183,7 +183,7 @@ class RowReader:
         values: Values = {
             "contributions": float(len(plan.contributions)),
             "rejected": float(len(plan.rejected)),
-            "learning_rate": config.optimizer.lr_at(plan.progress / config.workers),
+            "learning_rate": config.optimizer.lr_at(config.progress(plan.version - 1, plan.progress)),
         }
         values |= self._norm_of(waiting.version) | _staleness_of(plan) | self._loss_of(plan)
         return Row(waiting.version, waiting.at_ms, values)
