@@ -182,12 +182,14 @@ class Supervisor:
                     hint = f"it has no terminal to read from: for input() and breakpoint(), run {alone}"
                     self._lines.put(Line(f"{child.name}: kvps: {hint}", False))
 
-    def new_lines(self) -> list[Line]:
-        """Return the lines that children have printed since the last call."""
-        lines = list[Line]()
-        while not self._lines.empty():
-            lines.append(self._lines.get())
-        return lines
+    @property
+    def waiting_lines(self) -> int:
+        """How many lines children have printed since the last call of `new_lines`."""
+        return self._lines.qsize()
+
+    def new_lines(self, most: int | None = None) -> list[Line]:
+        """Return the lines that children have printed since the last call; at the `most` so many, the oldest."""
+        return [self._lines.get() for _ in range(self.waiting_lines if most is None else most)]
 
     def watch(self, timeout_s: float) -> None:
         """Wait until a child ends, but not longer than `timeout_s`, and replace a killed or an evicted child at once.

@@ -209,7 +209,10 @@ def follow(
             how = "failed" if any(absent.values()) else "ended"
             raise KvpsError(f"job {job.name} ends: {', '.join(absent)} {how} before it had joined")
         _keep_served(job, serving, supervisor)
-    display.show(job.state(), last=True)
+    state = job.state()
+    display.show(state, last=True)
+    if state.finished(job.config):
+        finished(state)
 
 
 def relay(lines: Sequence[Line]) -> None:

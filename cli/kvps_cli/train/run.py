@@ -127,7 +127,7 @@ class _Run:
                 environment = {"PYTHONUNBUFFERED": "1"}
                 environment |= launch.of_copy(rank, workers, self._name, self._id, settings)
                 copies.append(supervisor.run(f"w{rank}", command, environment))
-            job = _job_made(supervisor, copies)
+            job = self._job_made(copies)
             if job:
                 with self._kept.logging_to(job, self._quiet), Display(job, {}, self._quiet) as display:
                     follow(supervisor, job, serving, copies, display, lambda state: self._show_figures(job, state))
@@ -137,6 +137,23 @@ class _Run:
         finally:
             supervisor.end()
             relay(supervisor.new_lines())
+
+    def _job_made(self, copies: Sequence[Child]) -> Job | None:
+        """Return the job once the first copy has made it, or None if no copy can make it any more."""
+        supervisor = self._supervisor
+        while True:
+            failed = any(copy.failed for copy in copies)
+            over = failed or copies[0].done
+            if over and not failed:  # the other copies wait for the job, or are about to end too
+                supervisor.await_end([copy.name for copy in copies], _LAST_S)
+            job = supervisor.job  # looked up after the ends: a copy that ended may have made it
+            if job or over:
+                return job
+            supervisor.watch(POLL_S)
+            # A short run may be over at the first look at it, and its figures come before its last lines.
+            lines = supervisor.waiting_lines
+            if not supervisor.job:
+                relay(supervisor.new_lines(lines))
 
     def _find(self) -> Job | None:
         """Return the job of this run, or None before it is made."""
@@ -150,17 +167,3 @@ class _Run:
         if state.version != self._shown and not self._quiet:
             self._shown = state.version
             say(str(Figures.of(job, state)))
-
-
-def _job_made(supervisor: Supervisor, copies: Sequence[Child]) -> Job | None:
-    """Return the job once the first copy has made it, or None if no copy can make it any more."""
-    while True:
-        failed = any(copy.failed for copy in copies)
-        over = failed or copies[0].done
-        if over and not failed:  # the other copies wait for the job, or are about to end too
-            supervisor.await_end([copy.name for copy in copies], _LAST_S)
-        job = supervisor.job  # looked up after the ends: a copy that ended may have made it
-        if job or over:
-            return job
-        supervisor.watch(POLL_S)
-        relay(supervisor.new_lines())
