@@ -32,6 +32,8 @@ def main() -> int:
         for done in pool.map(run, [asked.seed] * len(shares), shares):
             tally.add(done)
             print(f"{tally.mutations} mutations, {len(tally.failures)} failures", file=sys.stderr, flush=True)
+            for failure in done.failures:  # at once: the whole run takes long
+                print(f"  {failure.number}: {failure.reader}: {failure.what}", file=sys.stderr, flush=True)
     _show(tally, asked.seed, time.monotonic() - began)
     return 1 if tally.failures else 0
 

@@ -20,7 +20,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_it_has_who_holds_who_stands_by_and_who_works(store: Store) -> None:
-    job = store.create_job("j", model(), workers=3, shards=2, lease_ms=300)
+    job = store.create_job("j", model(), workers=3, shards=2, lease_ms=20_000)
     with aggregating(job), job.join("w0") as w0, job.join("w1") as w1, job.join("w2") as w2:
         sessions = (w0, w1, w2)
         for number in range(4):

@@ -82,7 +82,6 @@ JOINS = {  # where a path is joined to a name that the source does not say: why 
     "kvps/connection/stand_in_process.py: _lives": "a number",
     "kvps/machine/process.py: _start_time": "a number",
     "workers/kvps_workers/digits.py: _forward": "no path: numbers",
-    "monitor/kvps_monitor/loggers/rows.py: RowReader._row": "no path: numbers",
     "monitor/kvps_monitor/loggers/targets.py: Target.open": "a job's keys have checked its name",
     "simulate/kvps_simulate/settings.py: Constants.on_machine": "no path: numbers",
     "kvps/transport/host_copy.py: HostCopy._mapped": "numbers, below /proc",

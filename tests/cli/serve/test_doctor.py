@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.commands import kvps_run
-from helpers.harness import aggregating, model, work_on
+from helpers.harness import aggregating, await_version, model, work_on
 
 import kvps
 from kvps.store import Store
@@ -35,6 +35,7 @@ def test_a_fit_server_is_fit_and_nothing_is_changed(store: Store) -> None:
     job = store.create_job("j", model())
     with aggregating(job):
         work_on(job, "w0", 3)
+        await_version(job, 3)
     before = keys(store)
     code, findings = doctor(store.url)
     assert (code, keys(store)) == (0, before)
