@@ -202,10 +202,10 @@ class Losses:
 
     def unwarned(self, log: Path) -> Counter[int]:
         """Return the rollbacks, as numbers of versions, of which no aggregator has warned so far."""
-        found = re.findall(
-            rf"job {self._job.name}: shared memory.*last (\d+) versions", log.read_text(errors="replace")
+        counts = re.findall(
+            rf"job {self._job.name}: shared memory.*last ([\d,]+) versions?,", log.read_text(errors="replace")
         )
-        return Counter(self.rollbacks) - Counter(map(int, found))
+        return Counter(self.rollbacks) - Counter(int(count.replace(",", "")) for count in counts)
 
     def unsaid(self, log: Path) -> list[str]:
         """Return the losses that kvps did not notice, or reports too small.
@@ -217,7 +217,8 @@ class Losses:
         lives = self._lives
         if lives is None:
             lives = [int(fields["lost"]) for _, fields in recoveries(job)]
-        warned = {int(count) for count in re.findall(rf"job {job.name}: lost the last (\d+) version", text)}
+        counts = re.findall(rf"job {job.name}: lost the last ([\d,]+) version", text)
+        warned = {int(count.replace(",", "")) for count in counts}
         terms = Counter(re.findall(rf"job {job.name}: holds shard \d+ under term (\S+)", text))
         problems = [f"term {term} was given {count} times" for term, count in terms.items() if count > 1]
         problems += self._problems
