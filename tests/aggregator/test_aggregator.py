@@ -32,7 +32,9 @@ def test_up_under_fire_loses_nothing(home: Path, staleness: str, data: str) -> N
     settings = ["--epochs", "30", "-s", staleness, "--data", data, "--shards", "2"]
     done = kvps_run("up", "digits", "--kill-every", "0.3", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"^(\d+) kills?, (\d+) acknowledged, 0 lost, 0 twice, replay identical", done.stdout, re.MULTILINE)
+    found = re.search(
+        r"^(\d+) kills?, (\d+) acknowledged, 0 lost, 0 twice, replay identical", done.stdout, re.MULTILINE
+    )
     assert found, done.stdout
     assert int(found[1]) >= 1
     assert int(found[2]) >= 500
