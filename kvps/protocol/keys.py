@@ -91,7 +91,8 @@ are in the same half of all slots, and so on one of two masters.
                                                                        being unlinked
     kvps:{job}:trace:<worker>              stream  push, leave.lua     capped: the times of each iteration, its loss
     kvps:{job}:trace:all:losses            hash    push, leave.lua     of the whole run, thinned: round -> how many
-                                                                       workers said a loss, the sum, the lowest and the
+                                                                       losses workers said (those of a round that is
+                                                                       done again too), their sum, the lowest and the
                                                                        highest; every: which rounds it has
     kvps:{job}:trace:shard:<shard>         stream  trace.lua           capped: the times of each version of a shard
     kvps:{job/id/shard/}:owner              string  own.lua             the term that may delete in this slot
