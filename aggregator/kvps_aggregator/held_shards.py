@@ -82,7 +82,7 @@ class HeldShards:
         self.saver = Saver(job, options.checkpoints, self.flush) if options.checkpoints else None
         self.keeper = LogKeeper(job, options.log)
         self.evictions = EvictionGuard(job)
-        self._said: dict[str, str] = {}  # what a message was about -> the last one
+        self._last_messages: dict[str, str] = {}  # by what they are about
         self._job = job
         self._stop = stop
         self._options = options
@@ -98,9 +98,9 @@ class HeldShards:
     def say(self, about: str, message: str) -> None:
         """Log the message, unless it was the last one about that. So messages about two things that last do not take
         turns for ever."""
-        if message != self._said.get(about):
+        if message != self._last_messages.get(about):
             log.info("job %s: %s", self._job.name, message)
-            self._said[about] = message
+            self._last_messages[about] = message
 
     def await_history(self) -> None:
         """If the server was restarted, wait until a new history has begun."""

@@ -329,8 +329,8 @@ def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
 def prune(directory: Path, job: str, id: str, version: int, keep: int) -> None:
     """Delete all but a job's last `keep` files, and what its killed writers left of versions before `version`."""
     name = re.compile(rf"(\.?){re.escape(f'{job}.{id}')}-([0-9]{{8,16}}){re.escape(SUFFIX)}(\.\w+)?", re.ASCII)
-    found = [(path, match) for path in sorted(directory.iterdir()) if (match := name.fullmatch(path.name))]
-    whole = [path for path, match in found if not match[1] and not match[3]]
-    aside = [path for path, match in found if match[1] and match[3] and int(match[2]) < version]
+    files = [(path, match) for path in sorted(directory.iterdir()) if (match := name.fullmatch(path.name))]
+    whole = [path for path, match in files if not match[1] and not match[3]]
+    aside = [path for path, match in files if match[1] and match[3] and int(match[2]) < version]
     for path in [*whole[:-keep], *aside]:
         path.unlink(missing_ok=True)

@@ -109,27 +109,23 @@ def _entry(line: bytes, path: Path) -> Entry:
         raise CorruptData(f"{path} is damaged: {line[:40]!r}… is no entry of a commit log") from None
 
 
-def _tails(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the end of the file, each time a block longer, up to the whole file."""
-    tail, start = b"", file.seek(0, os.SEEK_END)
+def _blocks(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield the blocks of the file, from the last to the first, with the places where they begin."""
+    start = file.seek(0, os.SEEK_END)
     while start:
         begin = max(0, start - _BLOCK)
         file.seek(begin)
-        tail = file.read(start - begin) + tail
+        yield begin, file.read(start - begin)
         start = begin
-        yield tail
 
 
 def _whole(file: IO[bytes]) -> int:
     """Return where the last whole line ends. Raises CorruptData."""
-    end = start = file.seek(0, os.SEEK_END)
-    while start:
-        begin = max(0, start - _BLOCK)
-        file.seek(begin)
-        if (at := file.read(start - begin).rfind(b"\n")) >= 0:
-            return begin + at + 1
-        start = begin
-        if end - start > MOST_LINE:
+    end = file.seek(0, os.SEEK_END)
+    for begin, block in _blocks(file):
+        if (place := block.rfind(b"\n")) >= 0:
+            return begin + place + 1
+        if end - begin > MOST_LINE:
             raise _too_long(file)
     return 0
 
@@ -140,9 +136,11 @@ def _too_long(file: IO[bytes]) -> CorruptData:
 
 def _since(file: IO[bytes], line: bytes) -> set[bytes]:
     """Return the lines from the last occurrence of `line` on; none if the file lacks it. Searches from the end."""
-    for tail in _tails(file):
-        if (at := tail.rfind(line)) >= 0:  # quotes inside a line are escaped, so no other line ends like this one
-            return set(tail[at:].splitlines(keepends=True))
+    tail = b""
+    for _, block in _blocks(file):
+        tail = block + tail
+        if (place := tail.rfind(line)) >= 0:  # quotes inside a line are escaped, so no other line ends like this one
+            return set(tail[place:].splitlines(keepends=True))
     return set()
 
 
@@ -151,7 +149,6 @@ def keep(job: LoggedJob, directory: Path, state: State, version: int) -> Entry |
 
     `state` may be from any time since the job began its present history. Raises KvpsError.
     """
-
     if version == state.begin.version:
         return None
     return LogFile(directory, job.name, state.id).extend(_up_to(version, job.entries()))
@@ -174,11 +171,11 @@ def _up_to(version: int, entries: Iterable[Entry]) -> Iterator[Entry]:
     for entry in entries:
         held.append(entry)
         if entry[1].get("kind") == "commit":
-            at = _version(entry[1])
-            if at <= version:
+            made = _version(entry[1])
+            if made <= version:
                 yield from held
                 held.clear()
-            if at >= version:
+            if made >= version:
                 return
 
 

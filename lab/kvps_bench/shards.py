@@ -69,7 +69,8 @@ def _turn(client: Client, worker: Member, rounds: int, each: list[tuple[float, f
     """Return the seconds of each round; note what the server did for all of them."""
     before = _server(client)
     seconds: list[float] = worker("rounds", rounds)
-    each.append((_server(client)[0] - before[0], _server(client)[1] - before[1]))
+    after = _server(client)
+    each.append((after[0] - before[0], after[1] - before[1]))
     return seconds
 
 

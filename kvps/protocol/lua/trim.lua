@@ -1,5 +1,6 @@
 -- trim: delete the log before a commit's entry, when a file has the log up to that commit, or none is kept. The entry
--- itself stays: the newest weights are always checked against it. The time of the first join is noted before its entry is deleted.
+-- itself stays: the newest weights are always checked against it. The time of the first join is noted before its entry
+-- is deleted.
 -- KEYS version:hash commits:stream never
 -- ARGV job history entry version
 --   history: in which the commit's entry was read
