@@ -20,7 +20,6 @@ from kvps_monitor.top.app import Top
 from PIL import Image
 from rich.console import Console
 
-from kvps.session import iteration
 from kvps.store import Store
 
 IMAGES = ROOT / "docs/images"
@@ -43,9 +42,8 @@ def drawn_words(svg: str) -> set[str]:
 
 
 @pytest.fixture
-def said(store: Store, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def said(store: Store) -> set[str]:
     """The words that the screens say of a job that runs, has a standby and ends."""
-    monkeypatch.setattr(iteration, "SEND_EVERY_S", 0.0)
     job = store.create_job("digits", model(), workers=2, staleness=2)
     display, console = Display(job, {"w0": 9, "w1": 9}, quiet=True), Console(width=120, record=True, quiet=True)
     with aggregating(job), aggregating(job), job.join("w0") as w0, job.join("w1") as w1:

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import numpy as np
-import pytest
 from helpers.harness import aggregating, gradient, model
 from helpers.waiting import eventually
 from kvps_monitor.dashboard.frames import Look, Trouble, as_json, brief, frame
@@ -15,7 +14,6 @@ from kvps_monitor.live import JobWatch
 
 from kvps.history.events import Event
 from kvps.job import Job
-from kvps.session import iteration
 from kvps.store import Store
 
 
@@ -124,8 +122,7 @@ def test_a_series_has_a_bounded_number_of_points_and_keeps_its_ends() -> None:
     assert series.rewritten > 0
 
 
-def test_the_last_mean_of_losses_is_the_one_of_the_tile(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iteration, "SEND_EVERY_S", 0.0)
+def test_the_last_mean_of_losses_is_the_one_of_the_tile(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, staleness=-1)
     with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
         for session, loss in ((w0, 1.0), (w1, 3.0), (w0, 0.5)):

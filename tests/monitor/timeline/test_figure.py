@@ -18,7 +18,6 @@ from kvps_monitor.timeline.recording import Recording, record
 from matplotlib.image import imread
 
 from kvps.errors import InvalidSetting
-from kvps.session import iteration
 from kvps.store import Store
 
 pytestmark = pytest.mark.slow  # each draws a picture
@@ -83,8 +82,7 @@ def test_lanes_labels_arrows_and_a_legend(store: Store) -> None:
     assert f"arrow-push-{push.worker.lane}-{push.worker.number}-0" in drawn.arrows("push")
 
 
-def test_a_worker_that_was_evicted_is_drawn_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iteration, "SEND_EVERY_S", 0.0)
+def test_a_worker_that_was_evicted_is_drawn_so(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, staleness=-1)
     with aggregating(job), job.join("w0") as w0:
         w1 = job.join("w1")

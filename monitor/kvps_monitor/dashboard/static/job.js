@@ -8,7 +8,7 @@ import { JobStream } from "./stream.js";
 import { Table, textColumn } from "./table.js";
 import { about, Tiles } from "./tiles.js";
 import { Timeline } from "./timeline.js";
-import { stateTone } from "./words.js";
+import { GONE, stateTone } from "./words.js";
 
 const EVENTS = 10;
 
@@ -54,7 +54,7 @@ export function showJob(page, job) {
     const f = stream.facts;
     setState(state, f);
     setText(what, [f.task || "made in Python", f.mode, f.optimizer, `over ${f.transport}`, bytes(f.model_bytes)].filter(Boolean).join(" · "));
-    const active = stream.workers.filter((w) => !["finished", "left", "evicted"].includes(w.state)).length;
+    const active = stream.workers.filter((w) => !GONE.includes(w.state)).length;
     const over = f.state === "finished";
     setBound(f.staleness, f.expected_workers);
     final.hidden = !over;
@@ -200,12 +200,12 @@ function workerTable(job, stream) {
   );
 }
 
-const TONES = ["silent", "evicted", "waiting", "awaited", "rejoining", "computing", "fetching", "pushing", "finished", "left"];
+const STATES = ["silent", "evicted", "waiting", "awaited", "rejoining", "computing", "fetching", "pushing", "finished", "left"];
 
 function setCounts(node, workers) {
   const number = new Map();
   for (const w of workers) number.set(w.state, (number.get(w.state) ?? 0) + 1);
-  const words = TONES.filter((state) => number.has(state)).map((state) => `${whole(number.get(state))} ${state}`);
+  const words = STATES.filter((state) => number.has(state)).map((state) => `${whole(number.get(state))} ${state}`);
   if (node.textContent !== words.join("")) node.replaceChildren(...words.map((word) => el(`span.pill.${stateTone(word.split(" ")[1])}`, {}, word)));
 }
 

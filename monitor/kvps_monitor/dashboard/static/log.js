@@ -12,7 +12,8 @@ export function showLog(page, job) {
   const end = el("p.muted", { hidden: true }, "This is the beginning of what Redis has. An aggregator that writes checkpoints keeps the older part in a file beside them.");
   const kinds = el("select", { "aria-label": "Which events", onchange: () => again() }, ...Object.entries(KINDS).map(([text, value]) => el("option", { value }, text)));
   page.replaceChildren(el("div.heading", {}, el("h1", {}, "Log"), kinds), list, older, end);
-  ask(api(jobPath(job))).then((found) => setBound(found.staleness, found.expected_workers), () => {}); // the log says why
+  // Before any event is shown: its colour depends on the bound. Of a job that cannot be read, the log says why.
+  const bound = ask(api(jobPath(job))).then((found) => setBound(found.staleness, found.expected_workers), () => {});
   let newest = "";
   let before = "";
   let shown = 0;
@@ -55,6 +56,7 @@ export function showLog(page, job) {
   async function look() {
     const chosen = kinds.value;
     try {
+      await bound;
       const found = await ask(url(""));
       if (chosen !== kinds.value) return; // this answer is to an earlier question
       say("");
@@ -67,8 +69,7 @@ export function showLog(page, job) {
       } else {
         const first = list.firstElementChild; // the day of what was newest
         for (const event of found.events.slice(0, known)) {
-          const node = eventNode(job, event, true);
-          (list.insertBefore(node, mark(list, first)));
+          list.insertBefore(eventNode(job, event, true), mark(list, first));
         }
         shown += known;
       }

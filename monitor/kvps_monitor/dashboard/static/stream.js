@@ -18,8 +18,6 @@ export class JobStream {
     this.atMs = 0; // the server's time of the newest frame
     this.receivedAt = 0; // this page's time then
     this.trouble = "";
-    this.frames = 0;
-    this.bytes = 0;
     document.addEventListener("visibilitychange", () => (document.hidden ? this.close() : this.open()));
     setInterval(() => this.#watchSilence(), 1000);
     this.open();
@@ -74,8 +72,6 @@ export class JobStream {
 
   #take(text) {
     const frame = JSON.parse(text);
-    this.frames += 1;
-    this.bytes += text.length;
     this.receivedAt = performance.now();
     if (frame.trouble) {
       const words = {

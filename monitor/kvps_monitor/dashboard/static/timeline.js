@@ -1,6 +1,6 @@
 // The last rounds of shards and workers as lanes of spans. Only lanes that are visible are asked for and drawn.
 import { api, ask, bytes, duration, el, jobPath, setText, whole } from "./dom.js";
-import { PHASE_WORDS } from "./words.js";
+import { GONE, PHASE_WORDS } from "./words.js";
 
 const WINDOWS_MS = [100, 200, 500, 1000, 2000, 5000, 10000, 20000, 60000];
 const ROUNDS = 12; // of the slowest worker, for which a window should have room
@@ -9,7 +9,6 @@ const QUIET_MS = 2000; // after so long without a span the window grows with the
 const LANE = 24; // px
 const MOST_LANES = 14; // visible at once
 const AXIS = 22;
-const GONE = ["evicted", "left", "finished"];
 const NOW = { computing: "compute", waiting: "wait", fetching: "fetch", pushing: "push", silent: "silent" };
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -11,6 +11,9 @@ export const PHASE_WORDS = {
   commit: "commits",
 };
 
+/** States of a worker that is not in the job any more. */
+export const GONE = ["finished", "left", "evicted"];
+
 const TONES = {
   bad: ["silent", "stalled", "evicted", "unreadable", "gone", "lost"],
   warn: ["waiting", "awaited", "rejoining"],
