@@ -21,6 +21,8 @@ FAMILIES: dict[str, Callable[..., Result]] = {
     "kills": lambda arena, mutants: workers_are_killed(arena, 200, mutants=mutants),
 }
 
+_DOES_NOT_FIT = "(Attribute|Name|Type)Error|must hold exactly once|nonexistent global variable"
+
 
 def mutants_are_caught(arena: Arena, names: tuple[str, ...] = ()) -> Result:
     """Run every mutant under its family. It is caught if the harness reports a problem, or the job does not end."""
@@ -32,7 +34,7 @@ def mutants_are_caught(arena: Arena, names: tuple[str, ...] = ()) -> Result:
         try:
             problems = FAMILIES[mutant.family](arena, mutants=(name,)).problems
         except Exception as error:  # a mutant may break anything; the report names the error
-            if re.search("(Attribute|Name|Type)Error", f"{type(error).__name__}: {error}"):
+            if re.search(_DOES_NOT_FIT, f"{type(error).__name__}: {error}"):
                 raise  # the mutant does not fit the code that it is to change
             problems = [f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:150]}"]
         problems = [problem for problem in problems if "faults were injected" not in problem]

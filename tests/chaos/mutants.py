@@ -65,20 +65,26 @@ def _no_digest() -> None:
 
 
 def _split_commit() -> None:
-    """Split the commit in two calls: clocks, inbox, plan; then names, version, head, log. A kill may fall between."""
-    text = _TEXTS["ready"].replace(" history digest\n", " history digest text shards furthest\n")
-    cut = text.index("for i, part in ipairs(staged) do")
-    opened = "redis.call('HMGET', keys.plan, 'id', 'version', 'head', 'through')"
-    reads = text[: text.index("redis.call('HDEL', keys.ready, shard)")].replace(opened, "{ plan_id, version, head }")
-    _write(
-        "ready",
-        _TEXTS["ready"][: _TEXTS["ready"].index(text[cut:])] + "return { 'HALF', text, shards, digits(furthest) }",
-    )
+    """Split the commit in two calls: clocks, inbox, plan; then version, head, names, log. A kill may fall between."""
+    text = _TEXTS["ready"]
+    cut = text.index("local new_head = ")
+    reads = text[: text.index("local mine = ")]
+    for old, new in (
+        (" history digest\n", " history digest text parts up_to\n"),
+        ("redis.call('HMGET', keys.plan, 'id', 'version', 'head', 'through')", "{ plan_id, version, head }"),
+    ):
+        assert reads.count(old) == 1, f"ready.lua must hold exactly once: {old}"
+        reads = reads.replace(old, new)
+    _write("ready", f"{text[:cut]}return {{ 'HALF', text, parts, digits(furthest_now) }}\n")
     _write(
         "second",
-        f"{reads}local plan, lowest, freed, staged = cjson.decode(text), '', false, {{}}\n"
-        "furthest = tonumber(furthest)\n"
-        f"for part in shards:gmatch('[^,]+') do staged[#staged + 1] = part end\n{text[cut:]}",
+        f"{reads}local plan, lowest, given_back, furthest_now = cjson.decode(text), '', {{}}, tonumber(up_to)\n"
+        "local numbers, fields, staged = {}, {}, {}\n"
+        "for part in parts:gmatch('[^,]+') do\n"
+        "  local i = #staged + 1\n"
+        "  numbers[i], fields[i], staged[i] = digits(i - 1), 'shard:' .. digits(i - 1), part\n"
+        "end\n"
+        f"local names = redis.call('HMGET', keys.version, unpack(fields))\n{text[cut:]}",
     )
     real = scripts.evaluate
 
@@ -123,14 +129,7 @@ MUTANTS = {
     "term": Mutant(
         "a commit under a term that a newer one has replaced",
         "sleepers",
-        (
-            ("ready", "if present_term ~= term then return { 'TERM', present_term } end", ""),
-            (
-                "ready",
-                "if staged[i]:match('^(%S+)') ~= redis.call('GET', key) then",
-                "if false then",
-            ),
-        ),
+        (("ready", "if present_term ~= term then return { 'TERM', present_term } end", ""),),
     ),
     "head": Mutant(
         "a head that leaves out the head before it",
@@ -156,10 +155,12 @@ MUTANTS = {
         (
             (
                 "ready",
-                "redis.call('HINCRBY', keys.units, 'done', 1)",
-                "if redis.call('HGET', keys.units, 'done') == '5' "
-                "and redis.call('HSETNX', keys.units, 'again', unit) == 1 "
-                "then free_unit(unit) else redis.call('HINCRBY', keys.units, 'done', 1) end",
+                "if #done > 0 then",
+                "if #done > 0 and tonumber(redis.call('HGET', keys.units, 'done') or '0') >= 5 "
+                "and redis.call('HSETNX', keys.units, 'again', done[1]) == 1 then\n"
+                "  free_unit(done[1])\n"
+                "  redis.call('HINCRBY', keys.units, 'done', #done - 1)\n"
+                "elseif #done > 0 then",
             ),
         ),
     ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +14,15 @@ from chaos import report
 from chaos.__main__ import SHORT, run
 
 EVERY_DAY = ("points",)
+_APPLIES_EACH = """
+import os
+from chaos.mutants import MUTANTS
+for mutant in MUTANTS.values():
+    if not os.fork():
+        mutant.apply()
+        os._exit(0)
+    assert os.wait()[1] == 0, mutant.says
+"""
 
 
 @pytest.mark.parametrize(
@@ -22,6 +34,13 @@ def test_all_is_as_promised(name: str) -> None:
     result = run(name, SHORT[name], seed)
     assert result.problems == []
     assert result.injected >= result.needed > 0
+
+
+def test_mutants_fit_the_code_that_they_change() -> None:
+    """One that does not fit ends its processes, which looks as if it was caught."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", _APPLIES_EACH], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_results_are_kept_and_written_up(tmp_path: Path) -> None:
