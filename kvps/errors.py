@@ -83,8 +83,9 @@ def shown(value: object) -> str:
 
 def some_of(names: Sequence[object]) -> str:
     """Join names for a message; of more than 8, only the first 7."""
-    shown = ", ".join(map(str, names if len(names) <= 8 else names[:7]))
-    return shown if len(names) <= 8 else f"{shown} and {len(names) - 7} others"
+    few = len(names) <= 8
+    listed = ", ".join(map(str, names if few else names[:7]))
+    return listed if few else f"{listed} and {len(names) - 7} others"
 
 
 class KvpsError(Exception):

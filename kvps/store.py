@@ -39,6 +39,7 @@ from kvps.errors import (
     ServerFull,
     ServerLost,
     ServerUnfit,
+    counted,
 )
 from kvps.history.checkpoint import Checkpoint, units_anew
 from kvps.job import Job, readable
@@ -290,7 +291,8 @@ class Store:
             )
         asked = replace(config, durability=f"{REPLICATED}:{attached.fewest}")
         if config.durability not in (REPLICATED, asked.durability):
-            raise ServerUnfit(f"durability {config.durability}: each server at {where} has {attached.fewest} replicas")
+            has = counted(attached.fewest, "replica")
+            raise ServerUnfit(f"durability {config.durability}: each server at {where} has {has}")
         return asked
 
     def _is_near(self) -> bool:

@@ -47,13 +47,7 @@ from kvps.connection.sockets import (
     redacted,
     too_many_clients,
 )
-from kvps.errors import (
-    KvpsError,
-    NoServer,
-    ServerError,
-    ServerLost,
-    ServerUnfit,
-)
+from kvps.errors import KvpsError, NoServer, ServerError, ServerLost, ServerUnfit
 from kvps.machine.fork import ProcessOwner
 from kvps.parsing import bytes_text
 
@@ -85,10 +79,10 @@ class Client(Queries):
     ) -> None:
         settings = connection_settings(url)
         self.url = url
-        self.owner = ProcessOwner(f"the connection to {redacted(url)}")
+        self._where = redacted(url)
+        self.owner = ProcessOwner(f"the connection to {self._where}")
         self._arrays = self._connections_to(url)  # shared with the clients that `replicating` returns
         self._patience_s = patience.patience_s() if patience_s is None else patience_s
-        self._where = redacted(url)
         self._most_connections = int(settings["max_connections"])
         self._why_lost = why_lost  # for a URL: why no server will ever answer there again, or ""
         self._copies = NONE  # which replicas must have what is stored
@@ -416,8 +410,8 @@ class Client(Queries):
     def _loading(self) -> str:
         """Return how far the server says that it has loaded its data."""
         with suppress(RedisError, KeyError, ValueError, AttributeError):
-            told = self._once("INFO", "persistence")
-            part, left_s = float(told["loading_loaded_perc"]), int(told["loading_eta_seconds"])
+            info = self._once("INFO", "persistence")
+            part, left_s = float(info["loading_loaded_perc"]), int(info["loading_eta_seconds"])
             return f"it loads its data, {part:.0f}% so far and about {left_s} s left,"
         return "it loads its data"
 

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from kvps.connection.resp import Command
+from kvps.errors import counted
 
 _REPLICA_MS = 1000  # the longest wait for replicas before another try
 _IN_STEP = re.compile(r"^slave\d+:.*\bstate=online\b", re.MULTILINE)
@@ -57,7 +58,7 @@ class Copies(NamedTuple):
             )
         if self.most < math.inf and (attached := in_step(replies[1])) > self.most:
             raise NotReplicated(
-                f"a server has {attached} replicas, and the job was created for {self.most}",
+                f"a server has {counted(attached, 'replica')}, and the job was created for {self.most}",
                 "detach what was added, which may take over without what was acknowledged",
             )
 
@@ -90,7 +91,7 @@ class Attached(NamedTuple):
         """Return why it cannot be said how many replicas must confirm, and what to do; two empty texts if it can."""
         if self.away:
             return (
-                f"{self.away} known replica{'s' if self.away > 1 else ''} cannot be reached, and may take over later",
+                f"{counted(self.away, 'known replica')} cannot be reached, and may take over later",
                 "start it, or have it forgotten (SENTINEL RESET, CLUSTER FORGET)",
             )
         if not self.fewest:

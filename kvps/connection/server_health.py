@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from kvps.connection.server_info import (
     ANY_KEY,
     EXPIRING_KEY,
+    OLDEST_REDIS,
     eviction,
     policy_of,
     server_name,
@@ -27,7 +28,6 @@ _FIXED = {  # the first release of each branch that has the fix; later branches 
     "Redis": {(6, 2): 20, (7, 2): 11, (7, 4): 6, (8, 0): 4, (8, 2): 2},
     "Valkey": {(7, 2): 11, (8, 0): 6, (8, 1): 4},
 }
-_OLDEST = (6, 2)
 _FULL = 0.8  # part of maxmemory
 _FEW_CLIENTS = 0.8  # part of maxclients that is in use
 _SLOW_MS = 2.0
@@ -66,7 +66,7 @@ def of_server(info: Mapping[str, Any], config: Mapping[str, str] | None) -> Iter
 def _version(info: Mapping[str, Any]) -> Finding:
     name = server_name(info)
     program, _, version = name.partition(" ")
-    if version_of(str(info.get("redis_version", ""))) < _OLDEST:
+    if version_of(str(info.get("redis_version", ""))) < OLDEST_REDIS:
         return Finding("version", WRONG, name, "kvps needs Redis 6.2 or newer, or Valkey: upgrade")
     branch, fixed = version_of(version), _FIXED.get(program, {})
     numbers = re.match(r"\d+\.\d+\.(\d+)", version)
@@ -177,11 +177,12 @@ class LogSize(NamedTuple):
 
 def of_logs(logs: Sequence[LogSize]) -> Finding:
     """Return the finding about the commit logs of all jobs, of which there is one at least."""
-    total, fastest = sum(log.nbytes for log in logs), max(logs, key=lambda log: log.bytes_per_s)
-    sizes = f"{sum(log.entries for log in logs):,} entries of {len(logs)} {'job' if len(logs) == 1 else 'jobs'}, "
-    sizes += f"{bytes_text(total)}, {total / max(1, sum(log.entries for log in logs)):.0f} bytes each"
+    entries, total = sum(log.entries for log in logs), sum(log.nbytes for log in logs)
+    fastest = max(logs, key=lambda log: log.bytes_per_s)
+    sizes = f"{entries:,} entries of {counted(len(logs), 'job')}, {bytes_text(total)}, "
+    sizes += f"{total / max(1, entries):.0f} bytes each"
     if fastest.bytes_per_s:
-        sizes += f"; job {fastest.job} grows by {fastest.bytes_per_s / 1e3:,.1f} kB/s"
+        sizes += f"; job {fastest.job} grows by {bytes_text(fastest.bytes_per_s)}/s"
     if total <= _LONG_LOGS:
         return Finding("commit logs", OK, sizes)
     return Finding(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvps.errors import ServerUnfit
+from kvps.errors import ServerUnfit, counted
 
 OLDEST_REDIS = (6, 2)
 _VALKEY_IS = "7.2.4"  # the Redis whose commands a Valkey says that it has
@@ -65,9 +65,9 @@ def eviction(info: Mapping[str, Any]) -> str:
     if not count:
         return ""
     return (
-        f"the server has evicted {count:,} {'key' if count == 1 else 'keys'} since it was started (maxmemory-policy "
-        f"{policy_of(info)}), and weights may be among them: set maxmemory-policy noeviction, give it more memory, and "
-        f"go on from a checkpoint (kvps checkpoint restore)"
+        f"the server has evicted {counted(count, 'key')} since it was started (maxmemory-policy {policy_of(info)}), "
+        f"and weights may be among them: set maxmemory-policy noeviction, give it more memory, and go on from a "
+        f"checkpoint (kvps checkpoint restore)"
     )
 
 

@@ -51,7 +51,6 @@ CONNECT_TIMEOUT_S = 5.0
 _COALESCE_BYTES = 16 << 10  # smaller pieces are joined: a copy of them is cheaper than a system call each
 _SET_WINDOW = 64  # replies to SET that may wait to be read; each is 5 bytes
 _UNUSED_S = 60.0
-"""In place of a number of replicas: one, of each server that has a replica which could take its place."""
 _NO_LIMIT = 2**31  # connections: the server has a limit of its own, maxclients
 _REFUSAL = "max number of clients reached"
 _OURS, _CHILD = "kvps-", "kvps-child-"  # `kvps.server.watchdog` knows these too

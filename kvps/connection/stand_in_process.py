@@ -79,8 +79,9 @@ class StandIn:
         errors = import_module("kvps.errors")
         try:
             self._client(url, is_cluster).each(commands)  # what is refused, as to an evicted worker, the process hears
-        except errors.KvpsError:  # the server is away: the next time
-            self._clients.pop(url).close()
+        except errors.KvpsError:  # the server is away, or a file of its TLS or its password: the next time
+            if client := self._clients.pop(url, None):
+                client.close()
 
     def _client(self, url: str, is_cluster: bool) -> Any:
         if url not in self._clients:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import socketserver
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -54,7 +55,7 @@ class HttpServer(ThreadingHTTPServer):
         """Print nothing: the client has closed its connection."""
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler, ABC):
     """One request. `respond` of a subclass calls `answer`."""
 
     def do_GET(self) -> None:
@@ -63,9 +64,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.respond()
 
+    @abstractmethod
     def respond(self) -> None:
         """Answer the request for `path`."""
-        raise NotImplementedError
 
     def answer(self, status: int, content_type: str, body: bytes) -> None:
         """Answer GET, or HEAD without the body."""

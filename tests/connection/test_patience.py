@@ -75,10 +75,11 @@ def test_a_silent_server_is_waited_for_as_long_as_patience_says(
                 kvps.connect(hurried)
             done = CliRunner().invoke(app, ["jobs", "--redis", hurried, "--patience", "0.3"])
             assert isinstance(done.exception, kvps.NoServer)
+            lines = list(caplog.messages)
         assert other.client.call("PING")
     waits = re.escape(f"waits for Redis at {hurried}: no answer for ")
-    assert all(re.fullmatch(rf"{waits}\d s \(of 0\.[36]\)", line) for line in caplog.messages)
-    assert {line[-4:-1] for line in caplog.messages} == {"0.6", "0.3"}
+    assert all(re.fullmatch(rf"{waits}\d s \(of 0\.[36]\)", line) for line in lines)
+    assert {line[-4:-1] for line in lines} == {"0.6", "0.3"}
 
 
 def test_without_a_limit_it_is_waited_for_until_the_process_ends(
@@ -91,7 +92,7 @@ def test_without_a_limit_it_is_waited_for_until_the_process_ends(
         with stopped(store.client):
             ending = threading.Timer(0.8, patience.ending.set)
             ending.start()
-            with pytest.raises(kvps.ServerLost, match=r"no answer from \S+ for 1 s"):
+            with pytest.raises(kvps.ServerLost, match=r"no answer from \S+ for \d+ s"):
                 other.client.call("PING")
             ending.join()
         store.client.call("PING")
@@ -126,18 +127,18 @@ def test_a_server_that_loads_is_waited_for_longer_than_patience(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It answers: the line says that it loads, and how far it is."""
-    monkeypatch.setenv("KVPS_PATIENCE", "0.2")
+    monkeypatch.setenv("KVPS_PATIENCE", "0.8")
     with (
         private_directory() as folder,
         MortalServer(folder, "--appendonly", "no") as server,
         Client(server.url) as client,
         ThreadPoolExecutor(2) as threads,
     ):
-        client.each([("SET", f"key:{n}", "x" * 100) for n in range(3000)])
+        client.each([("SET", f"key:{n}", "x" * 100) for n in range(2000)])
         client.call("SAVE")
         server.kill()
         starting = threads.submit(
-            server.start, "--key-load-delay", "400", "--loading-process-events-interval-bytes", "1024"
+            server.start, "--key-load-delay", "1000", "--loading-process-events-interval-bytes", "1024"
         )
         assert eventually(lambda: _loads(server.url))
         used = threads.submit(client.call, "GET", "key:7")
@@ -159,13 +160,13 @@ def _loads(url: str) -> bool:
 
 
 def test_progress_begins_the_time_anew() -> None:
-    retries = Retries(0.02)
-    for _ in range(3):
+    retries = Retries(0.2)
+    for _ in range(25):  # of 10 ms each
         retries.progress()
         assert retries.pause(lambda: "")
-    assert retries.pause(lambda: "", answers=True)
     while retries.pause(lambda: ""):
         pass
+    assert retries.pause(lambda: "", answers=True)
 
 
 def test_a_full_server_is_waited_for_by_that_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -173,4 +174,4 @@ def test_a_full_server_is_waited_for_by_that_name(caplog: pytest.LogCaptureFixtu
         client.call("CONFIG", "SET", "maxmemory", 1)
         with pytest.raises(kvps.ServerFull):
             client.call("SET", "x", "y")
-    assert ": its memory is full for 0 s (of 0.7)" in caplog.messages[0]
+    assert re.search(r": its memory is full for \d s \(of 0\.7\)$", caplog.messages[0])
