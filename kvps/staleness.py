@@ -12,7 +12,7 @@ rounds *ahead*.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 ASP = -1
 
@@ -32,8 +32,3 @@ def admits(rounds_done: int, committed_rounds: Iterable[int], staleness: int) ->
     if staleness == ASP:
         return True
     return all(done >= rounds_done - staleness for done in committed_rounds)
-
-
-def progress(clock: Mapping[str, int], workers: int) -> float:
-    """Return the committed contributions per worker, over which learning-rate schedules run in every mode."""
-    return sum(clock.values()) / workers

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers.digits_job import ROUNDS, digits_job, proved, task_gradient, training
 from helpers.harness import Params, aggregating, await_version, gradient, model
+from helpers.pages import python_in
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome
 
@@ -266,7 +267,9 @@ def test_a_quorum_collects_in_asp(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("late", "versions"), [("drop", ROUNDS), ("next", ROUNDS + 1)])
-def test_a_run_ends_with_the_rounds_of_its_job(store: Store, late: str, versions: int) -> None:
+def test_a_run_ends_with_the_rounds_of_its_job(
+    store: Store, late: str, versions: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """A straggler did all its own rounds afterwards, in versions of one contribution: a quorum saved no time."""
     job = digits_job(store, quorum=2, late=late)
     with aggregating(job):
@@ -277,10 +280,24 @@ def test_a_run_ends_with_the_rounds_of_its_job(store: Store, late: str, versions
                     worker.result()
             await_version(job, ROUNDS)
             straggler.push(gradient)
-        training(job, "w2")[0]()
+        with caplog.at_level("INFO", "kvps.worker"):
+            training(job, "w2")[0]()
         assert job.await_finished()
+    undone = ROUNDS - (late == "next")
+    assert f"worker w2 has {undone} of its {ROUNDS} rounds in no version" in caplog.text
     assert job.state().version == versions
     proved(job)
+
+
+def test_the_loop_of_the_modes_page_adds_no_version(store: Store) -> None:
+    job = store.create_job("job", model(), workers=2, quorum=1)
+    with aggregating(job), job.join("w0") as straggler, job.join("w1") as other:
+        for _ in range(5):
+            _round(other)
+        await_version(job, 5)
+        names = {"session": straggler, "rounds": 5, "gradient": lambda params, _: params, "batch_of": lambda _: None}
+        exec(python_in("docs/modes.md")[0], names)
+        assert (straggler.round, straggler.sequence) == (5, 0)
 
 
 def test_a_late_push_gets_the_same_answer_again_and_leaves_nothing(store: Store) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from kvps.arrays.parts import fragment_of
 from kvps.device.base import Device
+from kvps.errors import counted
 from kvps.job import Job
 from kvps.session.session import Session
 from kvps_workers.gradient import round_gradient
@@ -101,16 +102,13 @@ class Contributions:
         """Log how much of this worker's data is in no version, because rounds were made without it."""
         if not self._config.partial_rounds or self._config.units:
             return
+        done, of, noun = session.clock, self._rounds.total, "round"
         if self._config.timed_rounds:
-            undone, of = self._rounds.samples_in_all - session.weight_sum, f"{self._rounds.samples_in_all:,} samples"
-        else:
-            undone, of = self._rounds.total - session.clock, f"{self._rounds.total:,} rounds"
-        if undone > 0:
+            done, of, noun = session.weight_sum, self._rounds.samples_in_all, "sample"
+        if done < of:
+            undone, its = f"{of - done:,}", counted(of, noun)
             log.info(
-                "worker %s: %s of its %s are in no version: a quorum went on without it",
-                session.worker,
-                f"{undone:,}",
-                of,
+                "worker %s has %s of its %s in no version: a quorum went on without it", session.worker, undone, its
             )
 
     def after(self, samples: int) -> int | None:

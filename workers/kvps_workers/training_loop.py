@@ -94,10 +94,12 @@ def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: f
     with WaitReporter(job, session) as patience, contributions.helped():
         pace = _Pace(job.config, slow)
         while (number := contributions.next(session)) is not None:
+            part = contributions.part_to_pull(number)
             with patience.waiting():
-                params = session.pull(contributions.part_to_pull(number))
+                params = session.pull(part)
                 pace.begin(session)
-            if job.config.partial_rounds and contributions.is_over(number, session):
+            # If the job has made that round without this worker, another one is next, for which a part does not do.
+            if contributions.is_over(number, session) and (part or (number := contributions.next(session)) is None):
                 continue
             began = time.perf_counter()
             loss, grads, samples = contributions.compute(params, number, session.accepted, pace.over)
