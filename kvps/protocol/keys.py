@@ -21,7 +21,9 @@ are in the same half of all slots, and so on one of two masters.
                                                                        and one version ago; from_version, from_head,
                                                                        from_contributions: the checkpoint's, if the
                                                                        job was restored; moved: the version up to which
-                                                                       the log is in a file; began: the first join, ms
+                                                                       the log is in a file; began: the first join, ms;
+                                                                       graced: the inbox id whose arrival lay in the
+                                                                       future, and the time it counts from, ms
     kvps:{job}:clock                       hash    join, ready,        worker -> contributions committed
                                                    create.lua
     kvps:{job}:skip                        hash    join, ready,        worker -> rounds it skips: it was away, or its

@@ -10,7 +10,8 @@
 --     much time left | {EARLY, version, pin, members}: fewer than `workers` have ever joined, or fewer
 --     than `min_workers` are left; members is the number of workers that are not gone | {NOJOB} | {ANOTHER}
 --     | {RESTARTED} | {WRONGTYPE, key, is, want}
-local refused, committed, head, history, contributions = read_job(job, 'version', 'head', 'history', 'contributions')
+local refused, committed, head, history, contributions, graced =
+  read_job(job, 'version', 'head', 'history', 'contributions', 'graced')
 if refused then return refused end
 local version, pin = whole(committed), redis.call('GET', keys.pin) or ''
 local members = redis.call('ZCARD', keys.rounds)
@@ -30,16 +31,29 @@ if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') e
 local divisor = redis.call('ZCARD', keys.pushed) + redis.call('SCARD', keys.finished)
 if divisor < tonumber(min_workers or '0') then return answer(redis.call('XLEN', keys.inbox) > 0 and 'EARLY' or 'IDLE') end
 
--- A quorum waits for no worker that is gone, and gives the others their time from when it is there. If the server's
--- clock was set back since, that time is over. An entry of an earlier version of kvps has no time but its id.
+-- Returns when an entry of the inbox arrived. If that time lies in the future, the server's clock was set back, and the
+-- entry counts as one that arrives at this look: that is noted, so that the next look gets the same answer. An entry of
+-- an earlier version of kvps has no time but its id.
+local function arrival(id, arrived, now)
+  local time = whole(arrived) or tonumber(id:match('^%d+'))
+  if time <= now then return time end
+  local noted_id, noted = (graced or ''):match('^(%S+) (%d+)$')
+  if noted_id == id and tonumber(noted) <= now then return tonumber(noted) end
+  redis.call('HDEL', keys.version, 'graced') -- allowed when memory is full, and lets the script write
+  redis.call('HSET', keys.version, 'graced', id .. ' ' .. digits(now))
+  return now
+end
+
+-- A quorum waits for no worker that is gone, and gives the others their time from when it is there.
 if quorum > 0 then
   local waiting, active, grace = redis.call('XLEN', keys.inbox), redis.call('ZCARD', keys.pushed), whole(grace_ms)
   local wanted = math.max(1, math.min(quorum, active))
   if waiting < wanted then return answer('IDLE') end
   if grace > 0 and waiting - redis.call('ZCARD', keys.draining) < active then
     local id, last = read_entry(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', wanted)[wanted])
-    local since = now_ms() - (whole(last.arrived) or tonumber(id:match('^%d+')))
-    if since >= 0 and since < grace then return { 'GRACE', version, pin, members, grace - since } end
+    local now = now_ms()
+    local since = now - arrival(id, last.arrived, now)
+    if since < grace then return { 'GRACE', version, pin, members, grace - since } end
   end
 end
 
