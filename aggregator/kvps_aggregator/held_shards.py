@@ -131,7 +131,8 @@ class HeldShards:
             try:
                 if holder := self._take(number):
                     held_by.setdefault(holder, []).append(number)
-                self._sweeper.hasten()
+                else:
+                    self._sweeper.hasten()
             except LeaseLost:
                 self.leases.drop(number)
                 self.choice.hasten()

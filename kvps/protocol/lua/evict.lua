@@ -26,8 +26,7 @@ local function evict(worker, entry, why)
   drop_unit(entry)
   write_worker(worker, entry)
   redis.call('ZREM', keys.heartbeat, worker)
-  log_entry('evict', 'worker', worker, 'incarnation', entry.incarnation, 'state', state,
-    'reason', why)
+  log_entry('evict', 'worker', worker, 'incarnation', entry.incarnation, 'state', state, 'reason', why)
   reply[#reply + 1] = worker
 end
 local entry = read_worker(dead)

@@ -60,8 +60,7 @@ for i, part in ipairs(staged) do
 end
 redis.call('HSET', keys.version, unpack(changes))
 redis.call('HINCRBY', keys.version, 'contributions', #plan.contributions)
-local commit_id = log_entry('commit', 'version', version, 'head', new_head,
-  'plan', text, 'shards', parts)
+local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'plan', text, 'shards', parts)
 -- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
 local staleness, max_pending, quorum = unpack(redis.call('HMGET', keys.config, 'staleness', 'max_pending', 'quorum'))
 local after = lowest_round()

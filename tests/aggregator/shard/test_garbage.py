@@ -71,6 +71,25 @@ def test_what_dead_processes_left_is_swept_and_nothing_else(store: Store) -> Non
     aggregator.release()
 
 
+def test_a_standby_looks_for_dead_bytes_once_it_has_a_shard(store: Store) -> None:
+    """It read the names of all keys of the server at each of its looks for a lease, two a second."""
+    job = store.create_job("job", ONE, lease_ms=60_000, **PATIENT)
+    holder, standby = Aggregator(job, threading.Event()), Aggregator(job, threading.Event())
+    holder.hold()
+    standby.sweep()
+
+    def scans() -> int:
+        standby.hold(at_once=True)
+        standby.held.sweep_if_due()
+        return int(store.client.call("INFO", "commandstats")["cmdstat_scan"]["calls"])
+
+    before = scans()
+    assert scans() == before
+    holder.release()
+    assert scans() > before
+    standby.release()
+
+
 def test_state_under_any_name_that_an_optimizer_may_give_it_is_swept() -> None:
     """Also under one with capitals, of an optimizer of the user's own."""
     names = ["w:3.1-a:0", "opt.momentum:3.1-a:0", "opt.Momentum2:3.1-a:0", "opt.past16:3.1-a:0", "opt.view:3.1-a:0"]
