@@ -30,34 +30,40 @@ _LATE = 1.6  # a worker is silent after so many intervals between two signs of l
 class JobNow(NamedTuple):
     """A job at one instant.
 
+    at_s       the server's time, in seconds since 1970
     state      one of `JOB_WORDS`
     waits_for  the workers that a stalled job waits for, slowest first
     backlog    accepted contributions that wait for their commit
     holders    the aggregator that holds each shard; "" for none
+    terms      how many holders each shard has had
     silent_s   worker -> seconds since its last sign of life, of active workers that have given one
     silent     the workers for which that is longer than it should be
     """
 
+    at_s: float
     state: str
     waits_for: list[str]
     backlog: int
     holders: list[str]
+    terms: list[int]
     silent_s: dict[str, float]
     silent: set[str]
 
     @classmethod
     def read(cls, job: Job, state: State) -> JobNow:
         """Read what is not in the state of the job. Raises CorruptData, ServerLost."""
-        keys, config = job.access.keys, job.config
-        beats, backlog, planned, holders = job.access.client.together(
+        keys, config, shards = job.access.keys, job.config, range(job.layout.shards)
+        beats, backlog, planned, holders, terms = job.access.client.together(
             [
                 ("ZRANGE", keys.heartbeat, 0, -1, "WITHSCORES"),
                 ("XLEN", keys.inbox),
                 ("EXISTS", keys.plan),
-                ("MGET", *(keys.lease(shard) for shard in range(job.layout.shards))),
+                ("MGET", *map(keys.lease, shards)),
+                ("MGET", *map(keys.term, shards)),
             ]
         )
-        silent_s = _silent_s(beats, state, job.access.server.seconds())
+        at_s = job.access.server.seconds()
+        silent_s = _silent_s(beats, state, at_s)
         late_s = _LATE * interval_s(config.worker_timeout_ms)
         silent = {worker for worker, seconds in silent_s.items() if seconds > late_s}
         waits_for = list[str]()
@@ -71,10 +77,12 @@ class JobNow(NamedTuple):
             waits_for = Waits(state, config).stalled_by(silent)
             word = STALLED if waits_for else RUNS
         return cls(
+            at_s=at_s,
             state=word,
             waits_for=waits_for,
             backlog=whole(backlog, "the length of the inbox"),
             holders=[holder or "" for holder in holders],
+            terms=[_holders_so_far(term, shard) for shard, term in enumerate(terms)],
             silent_s=silent_s,
             silent=silent,
         )
@@ -87,6 +95,12 @@ def _silent_s(beats: Sequence[Any], state: State, now_s: float) -> dict[str, flo
         for worker, ms in pairs(beats)
         if worker in state.members and state.members[worker].active
     }
+
+
+def _holders_so_far(term: str | None, shard: int) -> int:
+    """Return how many holders a shard has had: its term counts them. Raises CorruptData."""
+    parts = (term or "").split("-")
+    return whole(parts[1], f"the term of shard {shard}") if len(parts) == 3 else 0
 
 
 def pairs(flat: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -103,7 +117,9 @@ class Waits:
         self._members = state.members
         present = [m for m in state.members.values() if m.state != "gone"]
         self._pushed = {m.worker: m.round + m.pending for m in present if m.state != "draining"}
+        self._slowest_first = sorted((pushed, worker) for worker, pushed in self._pushed.items())
         self._lowest = min((m.round for m in present), default=0)
+        self._late: dict[int, list[str]] = {}  # round -> the workers that have not pushed it: a thousand ask for few
 
     def of(self, m: Member) -> list[str]:
         """Return whom a worker waits for, slowest first, if it may not begin its next round yet."""
@@ -136,10 +152,11 @@ class Waits:
                 return []
         elif any(absent.isdisjoint(self.of(m)) for m in there):
             return []
-        waited_for = absent.intersection(worker for m in active for worker in self.of(m))
+        waited_for = absent & set[str]().union(*map(self.of, active))
         return sorted(waited_for or absent, key=lambda worker: (self._pushed[worker], worker))
 
     def _without_push(self, round_: int) -> list[str]:
         """Return the workers that have not pushed a round, slowest first."""
-        late = sorted((pushed, worker) for worker, pushed in self._pushed.items() if pushed < round_)
-        return [worker for _, worker in late]
+        if round_ not in self._late:
+            self._late[round_] = [worker for pushed, worker in self._slowest_first if pushed < round_]
+        return self._late[round_]

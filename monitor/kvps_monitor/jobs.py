@@ -6,8 +6,8 @@ from typing import Any
 
 from kvps.errors import KvpsError
 from kvps.job import Job
-from kvps.parsing import whole
-from kvps.protocol.job_state import Entry, State
+from kvps.parsing import entry_ms, whole
+from kvps.protocol.job_state import State
 from kvps_monitor.job_now import FINISHED, JobNow
 from kvps_monitor.rates import Lately
 from kvps_monitor.spans import Iteration, ShardVersion, mean
@@ -27,21 +27,21 @@ def summary(job: Job, state: State) -> dict[str, Any]:
     age_s        seconds since it was created, or since the first worker came, if the log's beginning is in a file
     """
     keys, c, now = job.access.keys, job.config, JobNow.read(job, state)
+    some = sorted(state.members)[:_WORKERS]
     shard, began, first, *traces = job.access.client.together(
         [
             ("XREVRANGE", keys.shard_trace(0), "+", "-", "COUNT", _VERSIONS),
             ("HGET", keys.version, "began"),
             ("XRANGE", keys.commits, "-", "+", "COUNT", 1),
-            *(("XREVRANGE", keys.trace(worker), "+", "-", "COUNT", 1) for worker in sorted(state.members)[:_WORKERS]),
+            *(("XREVRANGE", keys.trace(worker), "+", "-", "COUNT", 1) for worker in some),
         ]
     )
-    now_s = job.access.server.seconds()
-    began_s = whole(began, "the time of the first join") / 1000 if began else _seconds(first[0]) if first else now_s
+    began_ms = (
+        whole(began, "the time of the first join") if began else entry_ms(*first[0]) if first else 1000 * now.at_s
+    )
     made = [ShardVersion.of(0, (id, fields)) for id, fields in reversed(shard)]
-    lately = Lately.of([] if now.state == FINISHED else made, round(1e6 * now_s))
-    newest = [
-        Iteration.of(w, (id, f)) for w, page in zip(sorted(state.members), traces, strict=False) for id, f in page
-    ]
+    lately = Lately.of([] if now.state == FINISHED else made, round(1e6 * now.at_s))
+    newest = [Iteration.of(worker, entry) for worker, page in zip(some, traces, strict=True) for entry in page]
     losses = [i.loss for i in newest if i.loss is not None]
     return {
         "job": job.name,
@@ -58,8 +58,8 @@ def summary(job: Job, state: State) -> dict[str, Any]:
         "waits_for": now.waits_for,
         "commits_per_s": lately.per_second() if c.records_spans else None,
         "loss": mean(losses) if losses else None,
-        "silent_s": round(max(0.0, now_s - _seconds((state.last_entry, {}))), 1),
-        "age_s": round(max(0.0, now_s - began_s), 1),
+        "silent_s": _seconds_since(entry_ms(state.last_entry, {}), now),
+        "age_s": _seconds_since(began_ms, now),
     }
 
 
@@ -68,5 +68,5 @@ def unreadable(name: str, error: KvpsError) -> dict[str, Any]:
     return {"job": name, "state": "unreadable", "reason": str(error)}
 
 
-def _seconds(entry: Entry) -> float:
-    return int(entry[0].partition("-")[0]) / 1000
+def _seconds_since(ms: float, now: JobNow) -> float:
+    return round(max(0.0, now.at_s - ms / 1000), 1)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvps.config import JobConfig
 from kvps.history.events import Event, EventLog
 from kvps.job import Job
-from kvps.parsing import number, whole
+from kvps.parsing import number
 from kvps.protocol.job_state import Member, State
 from kvps_monitor.job_now import FINISHED, JobNow, Waits, pairs
 from kvps_monitor.rates import WINDOW_S, Lately
@@ -26,14 +26,6 @@ _AT_FIRST = 6_000  # entries of all workers' traces that the first look reads: a
 _LEAST = 4  # of each worker, however many there are
 _NAMED = 4  # of the workers that a worker waits for, so many are named
 _LOOKS = 3  # an aggregator that has missed so many looks is not there
-
-
-class _Reply(NamedTuple):
-    """What is read beside the state, what the job does, and the traces."""
-
-    activity: dict[str, str]
-    terms: Sequence[str | None]
-    aggregators: Sequence[Any]
 
 
 class JobWatch:
@@ -54,14 +46,17 @@ class JobWatch:
 
     def look(self) -> JobView:
         """Return the job as it is now. Raises JobNotFound, CorruptData, ServerLost."""
-        job, state = self.job, self.job.state()
+        job, state, keys = self.job, self.job.state(), self.job.access.keys
         self._read_traces(list(state.members))
-        now, reply = JobNow.read(job, state), self._ask()
-        events = EventLog(job.access.client, job.access.keys).newest(self._events)
-        now_us = round(1e6 * job.access.server.seconds())
+        activity, aggregators = job.access.client.together(
+            [("HGETALL", keys.activity), ("ZRANGE", keys.aggregators, 0, -1, "WITHSCORES")]
+        )
+        events = EventLog(job.access.client, keys).newest(self._events)
         used, limit = job.access.server.memory()
-        shards = [self._shard(number, now, reply, now_us) for number in range(job.layout.shards)]
-        workers = _Workers(job.config, state, now, reply.activity, self._iterations, now_us).views(_staleness(events))
+        now = JobNow.read(job, state)
+        now_us = round(1e6 * now.at_s)
+        shards = [self._shard(number, now, now_us) for number in range(job.layout.shards)]
+        workers = _Workers(job.config, state, now, activity, self._iterations, now_us).views(_staleness(events))
         losses = [w.loss for w in workers if w.loss is not None]
         return JobView(
             job=job.name,
@@ -83,7 +78,7 @@ class JobWatch:
             units=job.config.units,
             units_done=state.units_done,
             progress=_progress(state, job.config),
-            elapsed_s=self._elapsed_s(state, now_us / 1e6),
+            elapsed_s=self._elapsed_s(state, now.at_s),
             eta_s=_eta(state, job.config, workers),
             memory=used,
             memory_limit=limit,
@@ -91,7 +86,7 @@ class JobWatch:
             expected_workers=job.config.workers,
             workers=workers,
             shards=shards,
-            standbys=self._standbys(now, reply, now_us),
+            standbys=self._standbys(now, aggregators),
             events=events,
         )
 
@@ -108,30 +103,16 @@ class JobWatch:
             self._versions.setdefault(shard, deque(maxlen=KEPT)).extend(made)
             self._norms.extend(self._norm_sums.add(made))
 
-    def _ask(self) -> _Reply:
-        keys, shards = self.job.access.keys, range(self.job.layout.shards)
-        replies = self.job.access.client.together(
-            [
-                ("HGETALL", keys.activity),
-                ("MGET", *(keys.term(shard) for shard in shards)),
-                ("ZRANGE", keys.aggregators, 0, -1, "WITHSCORES"),
-            ]
-        )
-        return _Reply(*replies)
-
-    def _shard(self, shard: int, now: JobNow, reply: _Reply, now_us: int) -> ShardView:
+    def _shard(self, shard: int, now: JobNow, now_us: int) -> ShardView:
         versions = list(self._versions.get(shard) or ())
         lately = Lately.of([] if now.state == FINISHED else versions, now_us)
         recent = _recent(versions, now_us)
-        phases = (
-            {name: sum(v.phases[name] for v in recent) / len(recent) for name in recent[0].phases} if recent else {}
-        )
         return ShardView(
             shard=shard,
             holder=now.holders[shard],
-            term=holders_so_far(reply.terms[shard], shard),
+            term=now.terms[shard],
             commits_per_s=lately.per_second() if len(versions) > 1 else None,
-            phases=phases,
+            phases={name: mean([v.phases[name] for v in recent]) for name in recent[0].phases} if recent else {},
             received_per_s=lately.per_second("received"),
             stored_per_s=lately.per_second("stored"),
         )
@@ -144,10 +125,10 @@ class JobWatch:
         self._took_s = self.job.training_seconds() if self._took_s is None else self._took_s
         return self._took_s
 
-    def _standbys(self, now: JobNow, reply: _Reply, now_us: int) -> list[str]:
+    def _standbys(self, now: JobNow, looks: Sequence[Any]) -> list[str]:
         """Return the aggregators that have looked at the job lately, and hold no shard."""
-        since_ms = now_us / 1000 - _LOOKS * 1000 * self.job.config.lease_look_s
-        there = [str(who) for who, at in pairs(reply.aggregators) if number(at, "an aggregator's look") > since_ms]
+        since_ms = 1000 * (now.at_s - _LOOKS * self.job.config.lease_look_s)
+        there = [str(who) for who, at in pairs(looks) if number(at, "an aggregator's look") > since_ms]
         return sorted(set(there) - set(now.holders))
 
 
@@ -170,6 +151,7 @@ class _Workers:
         self._now_us = now_us
         self._waits = Waits(state, config)
         self._rounds = self._waits.rounds()
+        self._lowest, self._highest = (each(self._rounds.values(), default=0) for each in (min, max))
 
     def views(self, staleness: Mapping[str, int]) -> list[WorkerView]:
         """Return a view of each worker, by rank; `staleness` is that of its last committed contribution."""
@@ -193,8 +175,8 @@ class _Workers:
             pushed=m.round + m.pending,
             committed=m.round,
             clock=m.clock,
-            ahead=round_ - min(self._rounds.values()) if m.active else 0,
-            behind=max([round_, *self._rounds.values()]) - round_,
+            ahead=round_ - self._lowest if m.active else 0,
+            behind=max(0, self._highest - round_),
             staleness=staleness,
             silent_s=self._now.silent_s.get(m.worker),
             round_ms=_median([i.milliseconds for i in recent if i.at_us]),
@@ -234,12 +216,6 @@ class _Workers:
         if last and last.at_us and int(since) < last.ended_us:
             return "", None
         return phase, max(0.0, (self._now_us - int(since)) / 1e6)
-
-
-def holders_so_far(term: str | None, shard: int) -> int:
-    """Return how many holders a shard has had: its term counts them. Raises CorruptData."""
-    parts = (term or "").split("-")
-    return whole(parts[1], f"the term of shard {shard}") if len(parts) == 3 else 0
 
 
 def _staleness(events: list[Event]) -> dict[str, int]:

@@ -138,7 +138,7 @@ def _late(kept: Sequence[Any], after_ms: float) -> list[Any]:
 
 
 def _end_ms(each: Iteration | ShardVersion) -> float:
-    return (each.at_us or 0) / 1000 + sum(each.phases.values())
+    return each.ended_us / 1000 if each.at_us else 0.0
 
 
 def _span(s: Span, phases: Sequence[str], base_ms: float) -> list[Any]:

@@ -8,7 +8,6 @@ from threading import Lock
 from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps_monitor.job_now import JobNow
-from kvps_monitor.live import holders_so_far
 from kvps_monitor.metrics.totals import JobTotals
 from kvps_monitor.spans import Traces
 
@@ -36,9 +35,7 @@ class JobReader:
                 self.totals.add_events(events)
             heard()
         state = self.job.state()
-        keys, shards = self.job.access.keys, range(self.job.layout.shards)
         now = JobNow.read(self.job, state)
-        [terms] = self.job.access.client.together([("MGET", *(keys.term(shard) for shard in shards))])
         # The last request: what a trace has given is counted, whichever call fails.
         iterations, versions = self._traces.read(list(state.members))
         with self._lock:
@@ -51,5 +48,5 @@ class JobReader:
                 totals.add_iterations(name, new)
             for shard, made in versions.items():
                 totals.add_versions(shard, made)
-                totals.shards[shard].takes = max(totals.shards[shard].takes, holders_so_far(terms[shard], shard))
+                totals.shards[shard].takes = max(totals.shards[shard].takes, now.terms[shard])
             self.now, self.active = now, {name: member.active for name, member in state.members.items()}
