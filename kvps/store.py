@@ -28,7 +28,8 @@ from kvps.config.specs import REPLICATED
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
 from kvps.connection.replica_reader import ReplicaReader
-from kvps.connection.sockets import connection_settings, redacted
+from kvps.connection.sockets import connection_settings
+from kvps.connection.urls import redacted
 from kvps.errors import (
     CorruptData,
     InvalidSetting,

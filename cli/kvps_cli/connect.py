@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import kvps
-from kvps.connection.sockets import redacted
+from kvps.connection.urls import redacted
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost, counted
 from kvps.job import Job, readable
 from kvps.protocol.job_state import State

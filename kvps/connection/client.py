@@ -31,22 +31,22 @@ from kvps.connection.patience import Retries
 from kvps.connection.queries import Queries
 from kvps.connection.replicas import ASK_ATTACHED, NONE, Attached, Copies, in_step
 from kvps.connection.resp import Command
-from kvps.connection.server_errors import full, is_unknown, lost, not_permitted, passing, reason, refused
+from kvps.connection.server_errors import (
+    full,
+    is_unknown,
+    lost,
+    no_server,
+    not_permitted,
+    passing,
+    reason,
+    refused,
+    too_many_clients,
+)
 from kvps.connection.server_health import reply_limit
 from kvps.connection.server_info import EXPIRING_KEY, check_fit, greeting_as_info, policy_of
 from kvps.connection.slots import keys_of
-from kvps.connection.sockets import (
-    CONNECTION_CUT,
-    ArrayPool,
-    ClientRefused,
-    Put,
-    ReplyCut,
-    Stored,
-    connection_settings,
-    no_server,
-    redacted,
-    too_many_clients,
-)
+from kvps.connection.sockets import CONNECTION_CUT, ArrayPool, ClientRefused, Put, ReplyCut, Stored, connection_settings
+from kvps.connection.urls import redacted
 from kvps.errors import KvpsError, NoServer, ServerError, ServerLost, ServerUnfit
 from kvps.machine.fork import ProcessOwner
 from kvps.parsing import bytes_text

@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from kvps.connection.client import WAIT_MS, Client, newest_entries
-from kvps.connection.cluster_nodes import at_node
 from kvps.connection.cluster_pool import ClusterPool
 from kvps.connection.queries import Queries
 from kvps.connection.replicas import Attached
 from kvps.connection.resp import Command
 from kvps.connection.slots import Address, SlotMap, keys_of, slot_of
+from kvps.connection.urls import at_node
 from kvps.errors import KvpsError, NoServer, ServerLost
 
 _T = TypeVar("_T")

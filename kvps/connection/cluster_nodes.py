@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from redis.exceptions import ClusterDownError, MovedError, RedisError, ResponseE
 
 from kvps.connection.slots import Address, SlotMap, slot_of
 from kvps.connection.sockets import CONNECTION_CUT, ArrayPool, connection_settings
+from kvps.connection.urls import at_node
 from kvps.errors import InvalidSetting
 
 _REPLICAS_S = 2.0  # how old a map may be that says which masters have replicas: no error tells of a new one
@@ -121,9 +121,3 @@ class ClusterNodes:
         """Close all connections."""
         for pool in list(self._pools.values()):
             pool.close()
-
-
-def at_node(url: str, address: Address) -> str:
-    """Return the URL of another node of the cluster that `url` is a node of."""
-    scheme, user, rest = re.fullmatch(r"(\w+://)([^/?]*@)?[^/?]*(.*)", url).groups("")  # type: ignore[union-attr]
-    return f"{scheme}{user}{address}{rest}"

@@ -25,9 +25,9 @@ from redis.exceptions import RedisError
 from kvps.connection import sentinel
 from kvps.connection.client import Client, granted
 from kvps.connection.cluster import ClusterClient
-from kvps.connection.cluster_nodes import at_node
 from kvps.connection.slots import SLOTS, Address, Range, SlotMap, slot_of
-from kvps.connection.sockets import ArrayPool, ChunkGone, redacted
+from kvps.connection.sockets import ArrayPool, ChunkGone
+from kvps.connection.urls import at_node, redacted
 from kvps.errors import InvalidSetting
 
 log = logging.getLogger("kvps.replicas")

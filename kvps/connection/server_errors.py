@@ -1,9 +1,12 @@
-"""What the errors of a server mean: which of them pass, what is waited for, and how they are said to a user. Pure."""
+"""What the errors of a server mean: which of them pass, what is waited for, and how they are said to a user."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import socket
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from redis.exceptions import (
     AskError,
@@ -16,14 +19,28 @@ from redis.exceptions import (
     ResponseError,
     TryAgainError,
 )
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from kvps.connection.credentials import CA, CERTIFICATE, over_tls
 from kvps.connection.replicas import NotReplicated
-from kvps.connection.sockets import CONNECTION_CUT, ClientRefused, ReplyCut
-from kvps.errors import CorruptData, NotPermitted, ServerError, ServerFull, ServerLost, ServerUnfit, shown
+from kvps.connection.sockets import CONNECTION_CUT, ClientRefused, ReplyCut, connection_settings
+from kvps.connection.urls import redacted
+from kvps.errors import (
+    CorruptData,
+    NoServer,
+    NotPermitted,
+    ServerError,
+    ServerFull,
+    ServerLost,
+    ServerUnfit,
+    TooManyClients,
+    shown,
+)
 
 _UNKNOWN = re.compile(r"unknown command [`']?([\w|]+)|Unknown (?:Redis )?command called from")
 _REFUSED = re.compile(r"run the '([\w|]+)' command")
 _IN_SCRIPT = re.compile("ACL failure in script|The user executing the script can't")
+_PROBE_S = 1.0
 _PASSING = ("BUSY ", "NOREPLICAS", "MISCONF", "UNBLOCKED ")  # the last: its master became a replica meanwhile
 _PASSING_ERRORS = (ClusterDownError, TryAgainError, AskError)  # a MasterDownError and a MovedError too
 
@@ -39,6 +56,71 @@ def reason(error: RedisError) -> str:
     if isinstance(error, CONNECTION_CUT):
         return "all connections are in use" if _no_connection_left(error) else "no answer"
     return "its memory is full" if full(error) else f"it answers {shown(str(error))}"
+
+
+def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
+    """Return the error that users get for ClientRefused. `allowed` is the server's maxclients, if that is known."""
+    has = (
+        "as many clients as its maxclients allows"
+        if allowed is None
+        else f"as many clients as its maxclients, {allowed}"
+    )
+    return TooManyClients(
+        f"{redacted(url)} refused one more connection: it has {has}; raise that (CONFIG SET maxclients N), or end "
+        f"processes that use it"
+    )
+
+
+def no_server(url: str, error: Exception) -> NoServer:
+    """Return the error that users get if a first connection fails."""
+    where, why = redacted(url), str(error)
+    scheme, places = url.partition(":")[0], _places(url)
+    if over_tls(url) and _speaks_plainly(places):
+        return NoServer(f"what answers at {where} does not speak TLS: write {scheme.replace('rediss', 'redis')}://")
+    if not over_tls(url) and not isinstance(error, RedisTimeoutError) and _speaks_tls(places):
+        return NoServer(f"what answers at {where} speaks TLS: write {scheme.replace('redis', 'rediss')}://")
+    if untrusted := re.search(r"certificate verify failed: (.*?)\.? \(_ssl", why):
+        return NoServer(
+            f"{where} does not prove that it is this server ({untrusted[1]}): it needs a valid certificate for the "
+            f"host name in the URL, of an authority that this machine or --tls-ca ({CA}) trusts"
+        )
+    advice = "start it, or check the URL"
+    if over_tls(url) and "ssl_certfile" not in connection_settings(url):
+        advice += f"; if it asks for a client certificate, name one with --tls-cert ({CERTIFICATE})"
+    return NoServer(f"no Redis server answers at {where} ({why}): {advice}")
+
+
+def _places(url: str) -> Sequence[tuple[str, int]]:
+    """Return the places of a URL that are reached over TCP."""
+    settings = connection_settings(url)
+    if "path" in settings:
+        return []
+    sentinels = settings.get("sentinels")
+    return sentinels.places if sentinels else [(settings.get("host", "localhost"), int(settings.get("port", 6379)))]
+
+
+def _speaks_plainly(places: Iterable[tuple[str, int]]) -> bool:
+    """Return whether a Redis server answers at one of these places without TLS."""
+    for place in places:
+        with suppress(OSError), socket.create_connection(place, _PROBE_S) as plain:
+            plain.sendall(b"PING\r\n")
+            return plain.recv(1) in (b"+", b"-")
+    return False
+
+
+def _speaks_tls(places: Iterable[tuple[str, int]]) -> bool:
+    """Return whether a server that answers at one of these places answers a TLS client."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent, and nothing believed
+    for place in places:
+        try:
+            with socket.create_connection(place, _PROBE_S) as plain, context.wrap_socket(plain):
+                return True
+        except ssl.SSLError as error:
+            return "ALERT" in str(error)  # a server that asks for a client certificate
+        except OSError:
+            continue
+    return False
 
 
 def lost(error: Exception, where: str, waited: str, most_connections: int) -> ServerLost:

@@ -13,7 +13,6 @@ can read half a reply of another.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import time
 from collections import deque
@@ -39,11 +38,11 @@ from redis.retry import Retry
 from kvps.arrays.digest import Buffers
 from kvps.arrays.layout import CHUNKS_AHEAD
 from kvps.connection import patience, sentinel
-from kvps.connection.credentials import CA, CERTIFICATE, credentials, over_tls
+from kvps.connection.credentials import credentials, over_tls
 from kvps.connection.replicas import IF_ANY, NONE, Copies
 from kvps.connection.resp import Command, Replies, packed
-from kvps.connection.urls import check_form, speaks_plainly, speaks_tls
-from kvps.errors import InvalidSetting, NoServer, TooManyClients
+from kvps.connection.urls import check_form, redacted
+from kvps.errors import InvalidSetting
 from kvps.machine import launcher
 
 SOCKET_TIMEOUT_S = 10.0
@@ -311,47 +310,6 @@ def connection_settings(url: str) -> dict[str, Any]:
     return settings
 
 
-def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
-    """Return the error that users get for ClientRefused. `allowed` is the server's maxclients, if that is known."""
-    has = (
-        "as many clients as its maxclients allows"
-        if allowed is None
-        else f"as many clients as its maxclients, {allowed}"
-    )
-    return TooManyClients(
-        f"{redacted(url)} refused one more connection: it has {has}; raise that (CONFIG SET maxclients N), or end "
-        f"processes that use it"
-    )
-
-
-def no_server(url: str, error: Exception) -> NoServer:
-    """Return the error that users get if a first connection fails."""
-    where, why = redacted(url), str(error)
-    scheme, places = url.partition(":")[0], _places(url)
-    if over_tls(url) and speaks_plainly(places):
-        return NoServer(f"what answers at {where} does not speak TLS: write {scheme.replace('rediss', 'redis')}://")
-    if not over_tls(url) and not isinstance(error, RedisTimeoutError) and speaks_tls(places):
-        return NoServer(f"what answers at {where} speaks TLS: write {scheme.replace('redis', 'rediss')}://")
-    if untrusted := re.search(r"certificate verify failed: (.*?)\.? \(_ssl", why):
-        return NoServer(
-            f"{where} does not prove that it is this server ({untrusted[1]}): it needs a valid certificate for the "
-            f"host name in the URL, of an authority that this machine or --tls-ca ({CA}) trusts"
-        )
-    advice = "start it, or check the URL"
-    if over_tls(url) and "ssl_certfile" not in connection_settings(url):
-        advice += f"; if it asks for a client certificate, name one with --tls-cert ({CERTIFICATE})"
-    return NoServer(f"no Redis server answers at {where} ({why}): {advice}")
-
-
-def _places(url: str) -> Sequence[tuple[str, int]]:
-    """Return the places of a URL that are reached over TCP."""
-    settings = connection_settings(url)
-    if "path" in settings:
-        return []
-    sentinels = settings.get("sentinels")
-    return sentinels.places if sentinels else [(settings.get("host", "localhost"), int(settings.get("port", 6379)))]
-
-
 def client_name() -> str:
     """Return the name of this process's connections in CLIENT LIST, which no other process uses."""
     return f"{_CHILD if launcher.own() else _OURS}{os.getpid()}-{_NONCE}"
@@ -364,12 +322,6 @@ def counts_as_user(name: str) -> bool:
     killed, processes that it leaves behind must not keep the server running.
     """
     return name.startswith(_OURS) and not name.startswith(_CHILD)
-
-
-def redacted(url: str) -> str:
-    """Return the URL without its password, for messages. It may hide too much: the last @ ends the password."""
-    shown = re.sub(r"(://[^:/?]*):.*@", r"\1:***@", url)
-    return re.sub(r"(password=)[^&]*", r"\1***", shown)
 
 
 class ArrayPool:

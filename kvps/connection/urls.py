@@ -1,12 +1,11 @@
-"""What a server's URL may look like, so that no part of a password is taken for something else."""
+"""What a server's URL may look like, how it is shown, and that of another node. No part of a password is taken for
+something else. Pure."""
 
 from __future__ import annotations
 
 import re
-import socket
-import ssl
-from collections.abc import Iterable
-from contextlib import suppress
+
+from kvps.connection.slots import Address
 
 _LOGIN = r"(?:[^/?#]*@)?"  # the last @ before a / ends it
 _OPTIONS = r"(?:\?[^@#]*)?"
@@ -15,7 +14,6 @@ _FORMS = {
     "unix": rf"{_LOGIN}/[^?#]*{_OPTIONS}",
     "sentinel": rf"{_LOGIN}[^@/?#]*/[^@/?#]+(?:/\d*)?{_OPTIONS}",
 }
-_PROBE_S = 1.0
 
 
 def check_form(url: str) -> None:
@@ -29,25 +27,13 @@ def check_form(url: str) -> None:
         raise ValueError("not the form of a Redis URL")
 
 
-def speaks_plainly(places: Iterable[tuple[str, int]]) -> bool:
-    """Return whether a Redis server answers at one of these places without TLS."""
-    for place in places:
-        with suppress(OSError), socket.create_connection(place, _PROBE_S) as plain:
-            plain.sendall(b"PING\r\n")
-            return plain.recv(1) in (b"+", b"-")
-    return False
+def redacted(url: str) -> str:
+    """Return the URL without its password, for messages. It may hide too much: the last @ ends the password."""
+    shown = re.sub(r"(://[^:/?]*):.*@", r"\1:***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", shown)
 
 
-def speaks_tls(places: Iterable[tuple[str, int]]) -> bool:
-    """Return whether a server that answers at one of these places answers a TLS client."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent, and nothing believed
-    for place in places:
-        try:
-            with socket.create_connection(place, _PROBE_S) as plain, context.wrap_socket(plain):
-                return True
-        except ssl.SSLError as error:
-            return "ALERT" in str(error)  # a server that asks for a client certificate
-        except OSError:
-            continue
-    return False
+def at_node(url: str, address: Address) -> str:
+    """Return the URL of another node of the cluster that `url` is a node of."""
+    scheme, user, rest = re.fullmatch(r"(\w+://)([^/?]*@)?[^/?]*(.*)", url).groups("")  # type: ignore[union-attr]
+    return f"{scheme}{user}{address}{rest}"

@@ -20,7 +20,8 @@ from urllib.parse import quote
 
 from kvps.connection.client import Client
 from kvps.connection.slots import Address
-from kvps.connection.sockets import connection_settings, redacted
+from kvps.connection.sockets import connection_settings
+from kvps.connection.urls import redacted
 from kvps.errors import InvalidSetting, NoServer, ServerError
 from kvps.machine import process
 from kvps.machine.address import addresses_of, host_and_port

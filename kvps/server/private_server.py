@@ -27,15 +27,9 @@ from urllib.parse import quote
 import redis
 from redis.connection import ConnectionPool
 
+from kvps.connection.server_errors import too_many_clients
 from kvps.connection.slots import Address
-from kvps.connection.sockets import (
-    KINDS,
-    ClientRefused,
-    client_name,
-    connection_settings,
-    counts_as_user,
-    too_many_clients,
-)
+from kvps.connection.sockets import KINDS, ClientRefused, client_name, connection_settings, counts_as_user
 from kvps.errors import NoServer, ServerUnfit
 from kvps.machine import process
 from kvps.machine.address import host_and_port, outward_address

@@ -13,7 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 from kvps.arrays.digest import finite
-from kvps.connection.sockets import CONNECTION_CUT, redacted
+from kvps.connection.sockets import CONNECTION_CUT
+from kvps.connection.urls import redacted
 from kvps.device.base import Flat
 from kvps.errors import ContributionLate, JobNotFound, NotFinite, ServerLost, WrongOrder, counted
 from kvps.protocol.answers import Accepted, InboxFull, ServerRestarted

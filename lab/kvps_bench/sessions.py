@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvps.arrays.layout import DTYPE
-from kvps.connection.sockets import redacted
+from kvps.connection.urls import redacted
 from kvps.errors import JobNotFound
 from kvps.job import Job
 from kvps_bench.roles import Role

@@ -8,7 +8,7 @@ from contextlib import suppress
 from html import escape
 from typing import Any, NamedTuple
 
-from kvps.connection.sockets import redacted
+from kvps.connection.urls import redacted
 from kvps.errors import KvpsError, NotPermitted, printable
 from kvps.job import Job
 from kvps.parsing import bytes_text

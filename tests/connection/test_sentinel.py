@@ -18,7 +18,8 @@ from kvps_cli.serve.acl import url_for
 import kvps
 from kvps.connection import sentinel
 from kvps.connection.client import Client
-from kvps.connection.sockets import connection_settings, redacted
+from kvps.connection.sockets import connection_settings
+from kvps.connection.urls import redacted
 from kvps.transport.shared_memory import folder_of
 
 PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "lease_ms": 1_000}

@@ -23,7 +23,8 @@ import kvps
 from kvps.arrays.digest import view
 from kvps.connection.client import Client
 from kvps.connection.resp import Replies
-from kvps.connection.sockets import ArrayPool, ChunkGone, connection_settings, redacted
+from kvps.connection.sockets import ArrayPool, ChunkGone, connection_settings
+from kvps.connection.urls import redacted
 from kvps.errors import ServerError
 from kvps.store import Store
 

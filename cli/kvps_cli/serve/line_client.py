@@ -11,7 +11,9 @@ from typing import Any, cast
 
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
-from kvps.connection.sockets import KINDS, ClientRefused, connection_settings, no_server, redacted, too_many_clients
+from kvps.connection.server_errors import no_server, too_many_clients
+from kvps.connection.sockets import KINDS, ClientRefused, connection_settings
+from kvps.connection.urls import redacted
 from kvps.errors import InvalidSetting, KvpsError, NoServer, ServerLost
 
 with suppress(ImportError):

@@ -9,7 +9,8 @@ import typer
 
 from kvps.connection.client import Client
 from kvps.connection.credentials import password_file
-from kvps.connection.sockets import connection_settings, redacted
+from kvps.connection.sockets import connection_settings
+from kvps.connection.urls import redacted
 from kvps.errors import KvpsError, NoServer
 from kvps.machine.paths import client_program
 from kvps.server import private_server

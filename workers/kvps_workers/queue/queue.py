@@ -29,7 +29,8 @@ from rq.version import VERSION
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from kvps.connection.client import Client
-from kvps.connection.sockets import client_name, redacted
+from kvps.connection.sockets import client_name
+from kvps.connection.urls import redacted
 from kvps.errors import CorruptData, InvalidTask, NoServer, ServerError, ServerLost, ServerUnfit
 from kvps.job import Job
 from kvps.machine import process
