@@ -42,8 +42,7 @@ from kvps.connection.server_errors import (
     refused,
     too_many_clients,
 )
-from kvps.connection.server_health import reply_limit
-from kvps.connection.server_info import EXPIRING_KEY, check_fit, greeting_as_info, policy_of
+from kvps.connection.server_info import EXPIRING_KEY, check_fit, greeting_as_info, policy_of, reply_limit
 from kvps.connection.slots import keys_of
 from kvps.connection.sockets import CONNECTION_CUT, ArrayPool, ClientRefused, Put, ReplyCut, Stored, connection_settings
 from kvps.connection.urls import redacted

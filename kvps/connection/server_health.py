@@ -13,6 +13,7 @@ from kvps.connection.server_info import (
     OLDEST_REDIS,
     eviction,
     policy_of,
+    reply_limit,
     server_name,
     version_of,
 )
@@ -34,7 +35,6 @@ _SLOW_MS = 2.0
 _LONG_LOGS = 100_000_000  # bytes
 _LARGE_REPLY = 256 << 20  # bytes that wait for one slow reader
 _READ_AT_ONCE = 16 << 20  # bytes that kvps may have asked for on one connection: chunks ahead, many entries of a log
-_UNITS = {"": 1, "k": 1000, "kb": 1 << 10, "m": 1000**2, "mb": 1 << 20, "g": 1000**3, "gb": 1 << 30}
 
 
 class Finding(NamedTuple):
@@ -147,13 +147,6 @@ def _reply_buffers(config: Mapping[str, str]) -> Finding:
     return Finding("reply buffers", verdict, limit, "client-output-buffer-limit normal 0 0 0")
 
 
-def reply_limit(setting: str) -> int:
-    """Return with how many bytes still to read a client is cut off, as `client-output-buffer-limit` says; 0: never."""
-    words = setting.split()
-    limits = {words[i]: words[i + 1 : i + 3] for i in range(0, len(words) - 3, 4)}
-    return min((n for n in map(nbytes, limits.get("normal", [])) if n), default=0)
-
-
 def _script_time(config: Mapping[str, str]) -> Finding:
     ms = int(config.get("busy-reply-threshold") or config.get("lua-time-limit") or 5000)
     if 0 < ms < 1000:
@@ -207,9 +200,3 @@ def of_clock(offset_s: float, error_s: float) -> Finding:
     if abs(offset_s) <= 1 + error_s:
         return Finding("clock", OK, offset)
     return Finding("clock", ADVICE, offset, "training does not mind, but times in logs differ: have both follow NTP")
-
-
-def nbytes(text: str) -> int:
-    """Return the bytes that a size of redis.conf says, as 256mb; 0 for text that is none."""
-    size = re.fullmatch(r"(\d+)([a-z]*)", text.lower())
-    return int(size[1]) * _UNITS.get(size[2], 0) if size else 0

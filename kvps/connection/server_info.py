@@ -1,4 +1,4 @@
-"""Reads from a server's INFO which server it is, and whether kvps can train on it. Pure."""
+"""Reads from a server's INFO and CONFIG which server it is, and whether kvps can train on it. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ANY_KEY = "allkeys-"
 EXPIRING_KEY = "volatile-"
 """How each policy begins by which it deletes keys that have a time to live. Of a job only leases and pins have one, and
 neither is missed."""
+_UNITS = {"": 1, "k": 1000, "kb": 1 << 10, "m": 1000**2, "mb": 1 << 20, "g": 1000**3, "gb": 1 << 30}
 
 
 def server_name(info: Mapping[str, Any]) -> str:
@@ -75,3 +76,16 @@ def version_of(text: str) -> tuple[int, int]:
     """Return (7, 4) for "7.4-rc1"; (0, 0) for text that is no version."""
     numbers = re.match(r"(\d+)\.(\d+)", text)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def reply_limit(setting: str) -> int:
+    """Return with how many bytes still to read a client is cut off, as `client-output-buffer-limit` says; 0: never."""
+    words = setting.split()
+    limits = {words[i]: words[i + 1 : i + 3] for i in range(0, len(words) - 3, 4)}
+    return min((n for n in map(_nbytes, limits.get("normal", [])) if n), default=0)
+
+
+def _nbytes(text: str) -> int:
+    """Return the bytes that a size of redis.conf says, as 256mb; 0 for text that is none."""
+    size = re.fullmatch(r"(\d+)([a-z]*)", text.lower())
+    return int(size[1]) * _UNITS.get(size[2], 0) if size else 0

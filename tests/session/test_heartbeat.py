@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from helpers.harness import aggregating, model
@@ -16,6 +17,7 @@ from helpers.waiting import command_lines_with, eventually
 from helpers.zygote import Popen
 
 import kvps
+from kvps.connection.stand_in_process import StandIn
 from kvps.job import Job
 from kvps.store import Store
 
@@ -73,3 +75,13 @@ def test_one_whose_store_is_closed_falls_silent(store: Store) -> None:
         other.close()
         assert eventually(lambda: not job.state().members["w0"].active)
     assert eventually(lambda: all(thread.name != "kvps-heart-w0" for thread in threading.enumerate()))
+
+
+def test_a_stand_in_goes_on_while_a_file_of_its_server_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KVPS_REDIS_PASSWORD_FILE", str(tmp_path / "away"))
+    stand_in = StandIn()
+    stand_in.hear(b'1 0 ["redis://127.0.0.1:1", false, []]')
+    stand_in.send(lives=True)
+    assert stand_in.is_needed
