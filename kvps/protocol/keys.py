@@ -20,14 +20,15 @@ are in the same half of all slots, and so on one of two masters.
                                                                        shard:<i> and before:<i>: staged name now
                                                                        and one version ago; from_version, from_head,
                                                                        from_contributions: the checkpoint's, if the
-                                                                       job was restored; moved: the version up to which
-                                                                       the log is in a file; began: the first join, ms;
+                                                                       job was restored; moved: the version with whose
+                                                                       commit the log begins, if others were moved or
+                                                                       deleted; began: the first join, ms;
                                                                        graced: the inbox id whose arrival lay in the
                                                                        future, and the time it counts from, ms
     kvps:{job}:clock                       hash    join, ready,        worker -> contributions committed
                                                    create.lua
-    kvps:{job}:skip                        hash    join, ready,        worker -> rounds it skips: it was away, or its
-                                                   create.lua          contribution was rejected
+    kvps:{job}:skip                        hash    join, push, ready,  worker -> rounds it skips: it was away, or late,
+                                                   create.lua          or its contribution was rejected
     kvps:{job}:workers                     hash    join, push, leave,  worker -> JSON: rank, incarnation, state
                                                    evict, recover,     (active, rejoining, left, evicted), accepted,
                                                    next_unit.lua,      round (the last accepted; pending is round -
@@ -38,7 +39,7 @@ are in the same half of all slots, and so on one of two masters.
                                                                        last rounds, if they end by the clock), host,
                                                                        pid, device
     kvps:{job}:ranks                       hash    join.lua            rank -> worker
-    kvps:{job}:rounds                      zset    join, ready,        worker that is not gone -> its last committed
+    kvps:{job}:rounds                      zset    join, push, ready,  worker that is not gone -> its last committed
                                                    leave, evict.lua    round: the bound compares with the lowest
     kvps:{job}:pushed                      zset    join, push,         worker in the vector clock -> its last accepted
                                                    leave, evict.lua    round: in BSP the lowest says which round is due
