@@ -24,6 +24,8 @@ JOB_WORDS = FINISHED, LACKS_WORKERS, LACKS_AGGREGATOR, STALLED, RUNS = (
 is: a round that takes long is no stall."""
 AGGREGATOR = "the aggregator"
 OTHERS = "workers that have not joined"
+NAMED = 4
+"""Of many workers that are waited for, so many are named."""
 _LATE = 1.6  # a worker is silent after so many intervals between two signs of life
 
 

@@ -15,16 +15,15 @@ from kvps.history.events import Event, EventLog
 from kvps.job import Job
 from kvps.parsing import number
 from kvps.protocol.job_state import Member, State
-from kvps_monitor.job_now import FINISHED, JobNow, Waits, pairs
+from kvps_monitor.job_now import FINISHED, NAMED, JobNow, Waits, pairs
 from kvps_monitor.rates import WINDOW_S, Lately
 from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion, Traces, mean
-from kvps_monitor.views import JobView, ShardView, WorkerView
+from kvps_monitor.views import WORKING, JobView, ShardView, WorkerView
 
 KEPT = 60
 """How many iterations of a worker, and versions of a shard, the figures of a view are taken over."""
 _AT_FIRST = 6_000  # entries of all workers' traces that the first look reads: a reply of more takes seconds to parse
 _LEAST = 4  # of each worker, however many there are
-_NAMED = 4  # of the workers that a worker waits for, so many are named
 _LOOKS = 3  # an aggregator that has missed so many looks is not there
 
 
@@ -202,7 +201,7 @@ class _Workers:
             return "silent", self._now.silent_s[m.worker], []
         phase, since_s = self._last_phase(m.worker)
         if others := self._waits.of(m):
-            return "waiting", since_s if phase == "wait" else None, others[:_NAMED]
+            return "waiting", since_s if phase == "wait" else None, others[:NAMED]
         word = {"fetch": "fetching", "push": "pushing"}.get(phase, "computing")
         return word, since_s if phase != "wait" else None, []
 
@@ -252,7 +251,7 @@ def _progress(state: State, config: JobConfig) -> float | None:
 
 def _eta(state: State, config: JobConfig, workers: Sequence[WorkerView]) -> float | None:
     """Return the time that what is left takes: units at the rate of all workers, rounds at that of the slowest."""
-    at_work = [w for w in workers if w.state in ("computing", "fetching", "pushing", "waiting")]
+    at_work = [w for w in workers if w.state in WORKING]
     rates = [w.rounds_per_s for w in at_work if w.rounds_per_s]
     if not rates or len(rates) < len(at_work):
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvps_monitor.job_now import FINISHED, NAMED
 from kvps_monitor.views import WorkerView
 
 PHASE_COLOURS = {
@@ -35,8 +36,6 @@ TONES = {"good": "#e0f2ea", "warn": "#fbeed5", "bad": "#fbe4de", "done": "#ecece
 """The backs of boxes and pills by the tone of a state."""
 STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "done": "dim"}
 """How a terminal shows a state of a tone."""
-NAMED = 4
-"""Of many workers that are waited for, so many are named."""
 _TONE_OF = {
     **dict.fromkeys(("waiting", "awaited", "rejoining"), "warn"),
     **dict.fromkeys(("silent", "stalled", "evicted"), "bad"),
@@ -66,4 +65,4 @@ def job_does(state: str, waits_for: Sequence[str]) -> str:
 
 def present(state: str, there: int, expected: int) -> str:
     """Return how many workers of a job are there, "2 of 3"; of a finished job, how many it had."""
-    return f"{expected:,}" if state == "finished" else f"{there:,} of {expected:,}"
+    return f"{expected:,}" if state == FINISHED else f"{there:,} of {expected:,}"

@@ -7,6 +7,9 @@ from typing import Any
 
 from kvps.history.events import Event
 
+WORKING = ("computing", "fetching", "pushing", "waiting")
+"""The states of a worker that is at work."""
+
 
 def short_name(name: str, most: int = 20) -> str:
     """Return a name for a picture: without its middle, if it is longer. Names of one job differ at their ends."""

@@ -7,6 +7,7 @@ import re
 import pytest
 from kvps_monitor import palette
 from kvps_monitor.dashboard.app import STATIC
+from kvps_monitor.job_now import NAMED
 
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 
@@ -33,4 +34,5 @@ def test_the_pages_have_its_words_and_tones() -> None:
         of_jobs = {"unreadable", "gone", "lost"}  # what only a page can see
         assert {palette.tone(state) for state in states if state not in of_jobs} == {tone}
     assert "good" not in tones
+    assert f"const NAMED = {NAMED};" in (STATIC / "dom.js").read_text()
     assert palette.tone("computing") == palette.tone("runs") == "good"

@@ -117,8 +117,8 @@ def spans(workers: Sequence[str], kept: Kept, at_ms: int, first: int, count: int
     if first < 0 or not 1 <= count <= MOST_LANES:
         raise InvalidSetting(f"first must be 0 or more, and count from 1 to {MOST_LANES}")
     iterations, versions = kept
-    newest: list[Iteration | ShardVersion] = [each[-1] for each in iterations.values() if each]
-    ends = [_end_ms(each) for each in (*newest, *(each[-1] for each in versions.values() if each))]
+    kept_lanes: list[Sequence[Any]] = [*iterations.values(), *versions.values()]
+    ends = [_end_ms(lane[-1]) for lane in kept_lanes if lane]
     base_ms = max(after_ms, min(at_ms, max(ends, default=at_ms)) - _LONGEST_MS)
     names: list[str | int] = [*sorted(versions), *workers]
     lanes = []

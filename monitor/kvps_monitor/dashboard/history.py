@@ -82,11 +82,11 @@ class History:
     def begin(
         self,
         look: int,
-        iterations: Iterable[Sequence[Iteration]],
+        iterations: Sequence[Sequence[Iteration]],
         versions: Sequence[Sequence[ShardVersion]],
         commits: Iterable[Event],
         now_s: float,
-        losses: Sequence[tuple[int, float, float, float]] = (),
+        losses: Sequence[tuple[int, float, float, float]],
     ) -> None:
         """Add what was recorded before the first look, which is at `now_s`, or for a finished job at its end. `commits`
         are the newest of the log, and `losses` those of the whole run: (round, mean, lowest, highest)."""

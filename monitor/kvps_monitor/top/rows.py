@@ -16,9 +16,8 @@ from kvps.errors import printable
 from kvps.protocol.phases import SHARD_PHASES
 from kvps_monitor import palette
 from kvps_monitor.top import figures
-from kvps_monitor.views import JobView, ShardView, WorkerView
+from kvps_monitor.views import WORKING, JobView, ShardView, WorkerView
 
-WORKING = ("computing", "fetching", "pushing", "waiting")
 _GONE = ("finished", "left", "evicted")
 _GLYPHS = {"compute": "█", "other": "▓", "fetch": "▒", "push": "▒", "wait": "░"}  # phases, in the order of a bar
 _STEP = 1.1  # round times that differ by less than this factor are alike, so that rows keep their places
