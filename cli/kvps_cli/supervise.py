@@ -48,7 +48,7 @@ class Child:
     killed_by: str = ""  # what sent the signal, if known
     version: int = 0
     fruitless: int = 0
-    judged: bool = False  # its end was looked at, and the next two say the truth about it
+    judged: bool = False  # `finished` and `evicted` are known, because its end was looked at
     finished: bool = False  # its worker has done all its rounds
     evicted: bool = False  # its worker was evicted while it ran
 
@@ -188,7 +188,7 @@ class Supervisor:
         return self._lines.qsize()
 
     def new_lines(self, most: int | None = None) -> list[Line]:
-        """Return the lines that children have printed since the last call; at the `most` so many, the oldest."""
+        """Return the lines that children have printed since the last call, or the `most` oldest of them."""
         return [self._lines.get() for _ in range(self.waiting_lines if most is None else most)]
 
     def watch(self, timeout_s: float) -> None:

@@ -51,9 +51,9 @@ def print_rows(columns: Sequence[str], rows: Iterable[Sequence[str]], least: Seq
         for number in range(len(least) + 1):
             shown = [i for i, name in enumerate(columns) if name not in least[:number]]
             if fitted := _fitted([widths[i] for i in shown], console.width, shortest):
-                for style, row in zip(("bold", *[""] * len(table)), table, strict=False):
-                    line = _GAP.join(_cell(row[i], width) for i, width in zip(shown, fitted, strict=True))
-                    console.print(Text(line.rstrip(), style), soft_wrap=True)
+                for line, row in enumerate(table):
+                    text = _GAP.join(_cell(row[i], width) for i, width in zip(shown, fitted, strict=True))
+                    console.print(Text(text.rstrip(), "" if line else "bold"), soft_wrap=True)
                 if number:
                     console.print(Text(f"a wider terminal shows {', '.join(least[:number])} too", "dim"))
                 return

@@ -62,7 +62,7 @@ def log(
         events = EventLog(opened.access.client, opened.access.keys)
         newest = events.newest(last)
         if (moved := opened.state().moved) and (len(newest) < last or not last):
-            say(f"versions before {moved} are not in Redis any more: {_OLDER}")
+            say(f"versions before {moved:,} are not in Redis any more: {_OLDER}")
         _print(newest, as_json)
         if follow:
             _print(events.later(opened.state), as_json)

@@ -75,13 +75,12 @@ class KeptFiles(SharedOptions):
 
     def prepare(self, fresh: bool = False) -> None:
         """Check the options and make the directories. With `fresh` the job is a new one. Raises InvalidSetting."""
-        if self.checkpoint_every is not None or self.checkpoints is not None:
-            directory = check_directory("--checkpoints", self.checkpoints or DEFAULT_CHECKPOINTS)
-            self.kept_log = KeptLog(self.log_keep, directory)
-            if self.checkpoint_every is not None:
-                self.saving = Checkpoints(directory, self.checkpoint_every, self.keep)
-        else:
-            self.kept_log = KeptLog(self.log_keep)
+        directory = self.checkpoints or (DEFAULT_CHECKPOINTS if self.checkpoint_every else None)
+        if directory:
+            directory = check_directory("--checkpoints", directory)
+        if directory and self.checkpoint_every:
+            self.saving = Checkpoints(directory, self.checkpoint_every, self.keep)
+        self.kept_log = KeptLog(self.log_keep, directory)
         if self.record is not None:
             self.record = check_directory("--record", self.record)
         self.targets = training_log.targets_of(self.log, "--log", fresh)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,8 @@ def _said(*arguments: str) -> str:
 
 
 def test_up_writes_checkpoints_and_what_is_restored_ends_the_same(lasting: Store) -> None:
-    _said("up", "digits", "--job", "job", "--checkpoint-every", "100", "--report", "whole.json")
+    said = _said("up", "digits", "--job", "job", "--checkpoint-every", "100", "--report", "whole.json")
+    assert re.search(r"^the weights are in (\S+/checkpoints): kvps checkpoint ls \1$", said, re.MULTILINE)
     job, folder = lasting.job("job"), Path("checkpoints")
     version = job.state().version
     files = sorted(p.name for p in folder.glob("*.safetensors"))
