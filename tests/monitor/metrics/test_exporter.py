@@ -96,9 +96,8 @@ def test_rounds_staleness_seconds_and_bytes_are_those_of_redis(store: Store) -> 
         train(job, 3, 30, lambda rank: 0.03 if rank == 2 else 0.002)
         assert eventually(lambda: sum(job.clock().values()) == 90)
         traced = sum(job.access.client.call("XLEN", job.access.keys.trace(worker)) for worker in job.clock())
-        scrape = exported.until(
-            kvps_contributions_total=90, kvps_staleness_versions_count=90, kvps_worker_iterations_total=traced
-        )
+        whole = {"kvps_contributions_total": 90, "kvps_staleness_versions_count": 90, "kvps_leaves_total": 3}
+        scrape = exported.until(**whole, kvps_worker_iterations_total=traced)
     assert scrape.series("kvps_contributions_total", job="j") == job.clock()
     check_staleness(scrape, job)
     assert scrape.value("kvps_staleness_versions_sum", job="j", worker="w2"), "a slow worker is stale in ASP"
