@@ -34,6 +34,7 @@ class ClusterNodes:
         self._failed: Address | None = None
         self._asked_at = 0.0
         self._lock = threading.Lock()
+        self.closed = False
 
     # -- the map of slots -------------------------------------------------------------------------------------
 
@@ -98,7 +99,10 @@ class ClusterNodes:
     def pool(self, address: Address) -> ArrayPool:
         """Return the connections to a node."""
         # setdefault: of two threads that make one, both use the same.
-        return self._pools.get(address) or self._pools.setdefault(address, ArrayPool(at_node(self._url, address)))
+        pool = self._pools.get(address) or self._pools.setdefault(address, ArrayPool(at_node(self._url, address)))
+        if self.closed:  # one that is made after `close` must not connect either
+            pool.close()
+        return pool
 
     @contextmanager
     def using(self, address: Address) -> Iterator[ArrayPool]:
@@ -119,5 +123,6 @@ class ClusterNodes:
 
     def close(self) -> None:
         """Close all connections."""
+        self.closed = True
         for pool in list(self._pools.values()):
             pool.close()

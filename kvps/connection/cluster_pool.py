@@ -35,7 +35,11 @@ class ClusterPool:
 
     def __init__(self, url: str) -> None:
         self.nodes = ClusterNodes(url)
-        self.closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self.nodes.closed
 
     def copies_of(self, key: str, copies: Copies) -> Copies:
         """Return which copies there must be of what is stored under a key, where `copies` may be IF_ANY."""
@@ -236,7 +240,6 @@ class ClusterPool:
 
     def close(self) -> None:
         """Close all connections."""
-        self.closed = True
         self.nodes.close()
 
 

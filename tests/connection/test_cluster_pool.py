@@ -212,6 +212,16 @@ def test_a_cluster_without_slots_is_said_in_one_line(tmp_path: Path, monkeypatch
         alone.kill()
 
 
+def test_a_client_that_was_closed_connects_to_no_other_node(cluster: Cluster) -> None:
+    """Its heartbeat's thread may be about to follow a failover then."""
+    with ClusterClient(cluster.url) as client:
+        client.call("GET", OTHER)
+        client.close()
+        for number in range(20):
+            with pytest.raises(kvps.ServerLost, match="was closed here"):
+                client.call("GET", f"key:{number}")
+
+
 # -- nodes that come and go ---------------------------------------------------------------------------------------
 
 
