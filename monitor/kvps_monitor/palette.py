@@ -36,18 +36,19 @@ TONES = {"good": "#e0f2ea", "warn": "#fbeed5", "bad": "#fbe4de", "done": "#ecece
 """The backs of boxes and pills by the tone of a state."""
 STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "done": "dim"}
 """How a terminal shows a state of a tone."""
-_TONE_OF = {
+TONE_OF = {
     **dict.fromkeys(("waiting", "awaited", "rejoining"), "warn"),
-    **dict.fromkeys(("silent", "stalled", "evicted"), "bad"),
+    **dict.fromkeys(("silent", "stalled", "evicted", "unreadable"), "bad"),
     **dict.fromkeys(("finished", "left"), "done"),
 }
+"""The tones of states; that of all others is good, or warn where they begin with "waits"."""
 
 
 def tone(state: str) -> str:
     """Return the tone of a worker's state or a job's: good, warn, bad or done."""
     if state.startswith("waits"):
         return "warn"
-    return _TONE_OF.get(state, "good")
+    return TONE_OF.get(state, "good")
 
 
 def doing(w: WorkerView) -> str:

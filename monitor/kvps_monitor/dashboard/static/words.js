@@ -15,7 +15,7 @@ export const PHASE_WORDS = {
 export const GONE = ["finished", "left", "evicted"];
 
 const TONES = {
-  bad: ["silent", "stalled", "evicted", "unreadable", "gone", "lost"],
+  bad: ["silent", "stalled", "evicted", "unreadable"],
   warn: ["waiting", "awaited", "rejoining"],
   done: ["finished", "left"],
 };
