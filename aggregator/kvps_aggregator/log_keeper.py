@@ -40,7 +40,7 @@ class KeptLog(NamedTuple):
 
 
 AS_USUAL = KeptLog()
-"""What an aggregator does that was told nothing of the log."""
+"""The settings of an aggregator that was given none."""
 
 
 class LogKeeper:

@@ -288,8 +288,8 @@ def test_the_silent_are_evicted_and_what_they_pushed_still_commits(store: Store)
         if out:
             break
     assert out == ["w0"]
-    [said] = [e.facts for e in EventLog(job.access.client, job.access.keys).newest(0) if e.kind == "evict"]
-    assert re.fullmatch(r"no sign of life for \d+\.\d s", said["reason"])
+    [facts] = [e.facts for e in EventLog(job.access.client, job.access.keys).newest(0) if e.kind == "evict"]
+    assert re.fullmatch(r"no sign of life for \d+\.\d s", facts["reason"])
     members = job.state().members
     assert (members["w0"].state, members["w1"].state) == ("draining", "active")
     with pytest.raises(WorkerEvicted):

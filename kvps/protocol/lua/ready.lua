@@ -1,6 +1,6 @@
 -- ready: note that a shard's holder has staged its part of a plan; the last shard's call flips all to the new version.
--- What is noted of a shard was said under its present term: a script that gives it another term deletes the note. So a
--- call looks at its own shard alone, and only the last one at all of them.
+-- A note of a shard is of its present term: a script that gives it another term deletes the note. So a call looks at its
+-- own shard alone, and only the last one at all of them.
 -- KEYS version:hash config:hash clock:hash skip:hash inbox:stream plan:hash ready:hash commits:stream pin:string
 -- KEYS units:hash free_units:zset rounds:zset draining:zset turns:stream term(shard):string never
 -- ARGV job shard shards term plan_id version head history digest
