@@ -67,7 +67,7 @@ class StandIn:
         """Say what was sent for a duty, unless that has ended."""
         with self._lock:
             if duty in self._duties and not self._say(f"{duty} {sent}"):
-                self._dismiss()
+                self.close()
                 self._process = _started()
                 self._say(f"{duty} {sent}")
 
@@ -94,14 +94,11 @@ class StandIn:
     def close(self) -> None:
         """End the process, as this one does at its end."""
         with self._lock:
-            self._dismiss()
-
-    def _dismiss(self) -> None:
-        if self._process and self._process.stdin:
-            self._process.kill()
-            self._process.stdin.close()
-            self._process.wait()
-            self._process = None
+            if self._process and self._process.stdin:
+                self._process.kill()
+                self._process.stdin.close()
+                self._process.wait()
+                self._process = None
 
 
 def _started() -> subprocess.Popen[bytes] | None:
