@@ -21,7 +21,7 @@ from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, Wo
 from kvps.history.checkpoint import Checkpoint
 from kvps.machine import launcher, process
 from kvps.machine.launcher import Launcher
-from kvps.parsing import JOB_ID, matching, number, whole
+from kvps.parsing import JOB_ID, entry_ms, matching, number, whole
 from kvps.protocol.answers import Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.protocol.job_state import Commit, Entry, Member, RoundState, State
 from kvps.protocol.keys import JobKeys, check_name, check_new_name
@@ -334,15 +334,15 @@ class Job:
             ]
         )
         if not began and len(first) > 1:
-            began = _ms(first[1][0])
+            began = entry_ms(*first[1])
         return whole(began, "the time of the first join") / 1000 if began else None
 
     def training_seconds(self) -> float:
         """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
         began, newest = self.training_began(), 2 * self.config.workers + 1
         last = self.access.client.call("XREVRANGE", self.access.keys.commits, "+", "-", "COUNT", newest)
-        commits = [entry for entry, fields in last if fields.get("kind") == "commit"]
-        return _ms(commits[0]) / 1000 - began if began and commits else 0.0
+        commits = [entry_ms(*entry) for entry in last if entry[1].get("kind") == "commit"]
+        return commits[0] / 1000 - began if began and commits else 0.0
 
     def holders(self) -> list[str]:
         """Return for each shard the aggregator that holds its lease, or ""."""
@@ -371,11 +371,6 @@ class Job:
             spent = sum(sum(v for k, v in span.items() if k.endswith("_ms")) for span in spans)
             out[worker] = Trace(losses[0] if losses else None, waited / spent if spent else 0.0)
         return out
-
-
-def _ms(entry: str) -> int:
-    """Return when a stream entry was written, in ms."""
-    return int(entry.partition("-")[0])
 
 
 @contextmanager

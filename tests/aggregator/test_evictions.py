@@ -146,4 +146,4 @@ def test_a_server_that_evicts_only_what_expires_is_accepted_with_one_line(caplog
             assert eventually(lambda: store.client.call("INFO", "stats")["evicted_keys"]), "its lease"
             store.client.call("CONFIG", "SET", "maxmemory", "0")
             work_on(job, "w0", 3)
-        assert eventually(lambda: job.state().version == 3)
+            assert eventually(lambda: job.state().version == 3)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from helpers.checkpoints import PATIENT, ROUNDS, STOP, train_to
 from helpers.faults import MortalServer
-from helpers.harness import aggregating, check_chain, model, work_on
+from helpers.harness import aggregating, await_version, check_chain, model, work_on
 from helpers.servers import private_directory
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import Checkpoints
@@ -69,6 +70,20 @@ def test_the_log_moves_and_is_one_chain_across_two_checkpoints_and_restores(
     LogFile(tmp_path, "job3", jobs[2].state().id).path.write_bytes(b"{}\n")
     with pytest.raises(kvps.CorruptData, match=r"job3\.\w+\.log\.jsonl is damaged"):
         check_chain(jobs[2], tmp_path)
+
+
+def test_a_run_has_its_length_though_the_clock_was_set_back(store: Store) -> None:
+    """From then on all ids have one time, because ids never go back."""
+    job = store.create_job("job", model(), workers=1)
+    with aggregating(job):
+        work_on(job, "w0", 3)
+        await_version(job, 3)
+    keys, client, seconds = job.access.keys, job.access.client, job.training_seconds()
+    entries = client.call("XRANGE", keys.commits, "-", "+")
+    client.call("DEL", keys.commits)
+    for number, (_, fields) in enumerate(entries, 1):
+        client.call("XADD", keys.commits, f"9999999999999-{number}", *chain(*fields.items()))
+    assert job.training_seconds() == seconds > 0
 
 
 def test_a_restored_job_is_replayed_from_its_checkpoint(store: Store, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ local _, second = unpack(redis.call('XRANGE', keys.commits, '-', '+', 'COUNT', 2
 local trimmed = redis.call('XTRIM', keys.commits, 'MINID', entry)
 if whole(version) > whole(moved or '0') then redis.call('HSET', keys.version, 'moved', version) end
 if not began and second then
-  local id = read_entry(second)
-  redis.call('HSET', keys.version, 'began', id:match('^%d+'))
+  local id, first_join = read_entry(second)
+  redis.call('HSET', keys.version, 'began', first_join.at_ms or id:match('^%d+'))
 end
 return { 'OK', trimmed }

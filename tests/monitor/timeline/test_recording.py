@@ -124,7 +124,7 @@ def test_windows(store: Store) -> None:
 @pytest.mark.slow
 def test_the_newest_rounds_of_asp_are_those_when_all_worked(store: Store) -> None:
     """The fast workers are done long before w0 is: a figure of the end of the run would show w0 alone."""
-    found = record(timed_job(store, rounds=9, pause_ms=10, staleness=-1)).newest_rounds(2)
+    found = record(timed_job(store, rounds=9, pause_ms=50, staleness=-1)).newest_rounds(2)
     assert all(found.workers.values())
     assert _numbers(found, "w1")[-1] == 9 or _numbers(found, "w2")[-1] == 9
     assert _numbers(found, "w0")[-1] < 9
