@@ -12,6 +12,7 @@ from typing import Any
 
 import kvps_aggregator
 import numpy as np
+from kvps_aggregator.log_keeper import KeptLog
 from kvps_aggregator.nearness import Near
 
 from kvps.arrays.layout import DTYPE
@@ -88,9 +89,8 @@ class Aggregator(Role):
     def serve(self, name: str) -> None:
         """Serve this job until `rest`."""
         self._stop.clear()
-        self.serving = kvps_aggregator.Aggregator(
-            self._find(name), self._stop, self._shards, kvps_aggregator.AggregatorOptions(near=self._near)
-        )
+        options = kvps_aggregator.AggregatorOptions(near=self._near, log=KeptLog(versions=0))  # cases read it whole
+        self.serving = kvps_aggregator.Aggregator(self._find(name), self._stop, self._shards, options)
         self._thread = threading.Thread(target=self.serving.run, kwargs={"until_finished": False})
         self._thread.start()
 
