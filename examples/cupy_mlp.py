@@ -52,9 +52,9 @@ def initial():
 with kvps.from_env() as worker:
     job = worker.create_job(initial(), optimizer=kvps.Adam(lr=0.003))
     with job.join(worker.id, device=device) as session:
-        while session.round < ROUNDS:
+        while session.clock < ROUNDS:  # a copy that is started again goes on with its own next batch
             params = session.pull()  # CuPy's arrays, on that device
-            rows = np.random.default_rng((worker.rank, session.round)).integers(HELD_OUT, len(y), BATCH)
+            rows = np.random.default_rng((worker.rank, session.clock)).integers(HELD_OUT, len(y), BATCH)
             session.push(gradient(params, x[rows], y[rows]))  # CuPy's arrays as they are
     if worker.rank == 0:
         job.await_finished()

@@ -85,9 +85,9 @@ def make_text() -> torch.Tensor:
     return torch.tensor(list("\n".join(topics.values()).encode("ascii", "ignore")))
 
 
-def batch_of(text: torch.Tensor, rank: int, round_: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return characters (BATCH, CONTEXT) of one worker's round, and those that follow them."""
-    rng = torch.Generator().manual_seed(1000 * round_ + rank)
+def batch_of(text: torch.Tensor, rank: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return characters (BATCH, CONTEXT) of one batch of a worker, and those that follow them."""
+    rng = torch.Generator().manual_seed(1000 * number + rank)
     rows = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=rng) + torch.arange(CONTEXT)
     return text[rows], text[rows + 1]
 
@@ -99,9 +99,9 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def train(job: kvps.Job, worker_id: str, model: nn.Module, steps: int) -> None:
     text = make_text()
     with kvps.torch.join(job, model, worker_id) as worker:
-        while worker.session.round < steps:
+        while worker.session.clock < steps:  # a copy that is started again goes on with its own next batch
             worker.pull()
-            x, y = batch_of(text, worker.session.rank, worker.session.round)
+            x, y = batch_of(text, worker.session.rank, worker.session.clock)
             loss = loss_of(model, x, y)
             loss.backward()
             worker.step(loss)
@@ -119,7 +119,7 @@ def main() -> None:
             job.await_finished()
             kvps.torch.load(job, model)
             with torch.no_grad():
-                losses = [loss_of(model, *batch_of(make_text(), 999, round_)).item() for round_ in range(20)]
+                losses = [loss_of(model, *batch_of(make_text(), 999, number)).item() for number in range(20)]
             print(f"{job.config.mode}: loss {sum(losses) / len(losses):.3f} nats a character")
 
 

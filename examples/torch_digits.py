@@ -31,9 +31,9 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 def train(job: kvps.Job, worker_id: str, model: nn.Module) -> None:
     x, y = (array[:-360] for array in data())
     with kvps.torch.join(job, model, worker_id) as worker:
-        while worker.session.round < ROUNDS:  # who is started again goes on in the round that it had come to
+        while worker.session.clock < ROUNDS:  # a copy that is started again goes on with its own next batch
             worker.pull()
-            rng = torch.Generator().manual_seed(1000 * worker.session.round + worker.session.rank)
+            rng = torch.Generator().manual_seed(1000 * worker.session.clock + worker.session.rank)
             rows = torch.randint(len(x), (BATCH,), generator=rng)
             loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
             loss.backward()

@@ -38,8 +38,8 @@ with kvps.from_env() as worker:
     job = worker.create_job(start, optimizer=optimizer)
     mine = np.arange(len(y))[train][worker.rank :: worker.workers]
     with job.join(worker.id) as session:
-        while session.round < ROUNDS:  # who is started again goes on in the round that it had come to
-            rows = np.random.default_rng((worker.rank, session.round)).choice(mine, BATCH, replace=False)
+        while session.clock < ROUNDS:  # a copy that is started again goes on with its own next batch
+            rows = np.random.default_rng((worker.rank, session.clock)).choice(mine, BATCH, replace=False)
             loss, grads = gradient(session.pull(), rows)
             session.push(grads, loss)
     if worker.rank == 0:

@@ -27,6 +27,7 @@ from kvps.protocol.job_state import Commit, Entry, Member, RoundState, State
 from kvps.protocol.keys import JobKeys, check_name, check_new_name
 from kvps.protocol.plan import Contribution
 from kvps.protocol.recovery import await_history
+from kvps.session.absence import log_absence, rounds_skipped
 from kvps.session.session import Session
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
@@ -157,14 +158,21 @@ class Job:
     def _join(self, worker: str, device: str, takeover: bool) -> Joined:
         nonce = secrets.token_hex(4)
         me = process.identity(device)
+
+        def join(replaces: str) -> Joined:
+            return self.in_present_history(lambda: self.access.scripts.join(worker, nonce, replaces, me))
+
+        skipped = rounds_skipped(self.access, worker)
         try:
-            return self.in_present_history(lambda: self.access.scripts.join(worker, nonce, "*" if takeover else "", me))
+            joined = join("*" if takeover else "")
         except WorkerAlive as alive:
             if not process.is_dead(alive.entry):
                 raise
             # Replace only the dead incarnation: if another process was quicker, the script refuses.
-            replaced = str(alive.entry["incarnation"])
-            return self.in_present_history(lambda: self.access.scripts.join(worker, nonce, replaced, me))
+            joined = join(str(alive.entry["incarnation"]))
+        if not self.config.units:  # a worker of units has no rounds of its own that others could make without it
+            log_absence(worker, skipped, joined)
+        return joined
 
     def evict(self, member: Member, reason: str = "its process has ended") -> None:
         """Take a worker known to be dead out of the vector clock, without waiting for its timeout. The log says why."""

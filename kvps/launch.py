@@ -51,9 +51,9 @@ def from_env() -> RunContext:
     with kvps.from_env() as worker:
         job = worker.create_job(params, optimizer=kvps.SGD(lr=0.1))
         with job.join(worker.id) as session:
-            while session.round < rounds:
+            while session.clock < rounds:  # how many it has done, also before it was killed and started again
                 params = session.pull()
-                session.push(gradient(params))
+                session.push(gradient(params, worker.rank, session.clock))
 
     Without `kvps run` the process is the only worker and serves its job itself, as `local` does. Under `kvps run` an
     error of kvps that the script does not catch is printed as one line. Raises InvalidSetting, NoServer.

@@ -1,8 +1,8 @@
 """A worker's side of a job: join, pull, push, leave.
 
     with job.join("w0") as session:
-        for batch in batches:
-            params = session.pull()        # blocks as the bound asks
+        for batch in batches[session.clock:]:  # a worker that comes back does its own next batch
+            params = session.pull()            # blocks as the bound asks
             session.push(gradient(params, batch))
 
 The promise of `push`: once it has returned a clock, that contribution is in exactly one commit, or waits in the inbox
@@ -51,9 +51,10 @@ class Session:
     worker       the worker's id
     incarnation  the name of this incarnation of the worker
     rank         the worker's number in the job, kept across incarnations
-    round        the last round it has done (or need not do). In BSP with a quorum a round belongs to the job: a worker
-                 that was late skips the rounds that were made without it, at its next pull or after a late push
-    clock        its contributions acknowledged so far, all incarnations together
+    round        the last round it has done, or need not do because others made it while this worker was away. In BSP
+                 with a quorum a round belongs to the job: a worker that was late skips the rounds that were made
+                 without it, at its next pull or after a late push
+    clock        its contributions acknowledged so far, all incarnations together: the number, from 0, of its next batch
     """
 
     def __init__(

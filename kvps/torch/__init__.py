@@ -3,7 +3,7 @@
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     job = store.create_job("mine", kvps.torch.parameters(model), optimizer=kvps.torch.optimizer(model, sgd), workers=2)
     with kvps.torch.join(job, model, "w0") as worker:
-        for x, y in batches:
+        for x, y in batches[worker.session.clock:]:  # a worker that comes back does its own next batch
             worker.pull()                   # weights into the model, as soon as the bound admits its next round
             loss = loss_of(model(x), y)
             loss.backward()
