@@ -14,7 +14,11 @@ Rows = NDArray[np.int64]
 
 SCHEMES = ("contiguous", "round-robin", "random", "overlap")
 _MOST_SAMPLES = 2**63 - 1
-_OF_ALL, _OF_WORKER = 1, 2  # they keep these random numbers apart from each other, and from those of the batches
+_OF_ALL, _OF_WORKER, _OF_UNIT = (
+    1,
+    2,
+    3,
+)  # they keep these random numbers apart from each other, and from those of the batches
 
 
 def partition(
@@ -54,3 +58,12 @@ def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
         upto = "" if high is None else f" to {high}"
         raise InvalidSetting(f"{name} must be a whole number from {low}{upto}, not {value!r}")
     return number
+
+
+def unit_seed(seed: int, unit: int) -> int:
+    """Return the seed of all that is random in a unit of data, from 0 to 2**63 - 1, from the job's seed and the unit.
+
+    It is NumPy's SeedSequence (O'Neill, "Developing a seed_seq Alternative", 2015), so neighbouring units have
+    unrelated random numbers.
+    """
+    return int(np.random.SeedSequence((_OF_UNIT, seed, unit)).generate_state(1, np.uint64)[0] >> np.uint64(1))

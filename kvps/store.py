@@ -308,7 +308,7 @@ class Store:
         pull, pushed = format_of(config.weight_format), format_of(config.gradient_format).nbytes(layout.size)
         pulled = pull.nbytes(layout.size) if pull.lossy else 0
         versions = 4 * (layout.nbytes * (1 + len(config.slots)) + pulled) + 2 * CHUNK_BYTES * layout.shards
-        gradients = 0 if config.transport == "shm" else config.workers * (config.max_pending + 1) * pushed
+        gradients = 0 if config.transport == "shm" else config.most_contributions * pushed
         if limit and used + versions + gradients > limit:
             raise ServerFull(
                 f"job {name!r} needs {bytes_text(versions + gradients)} and {redacted(self.url)} has "

@@ -127,7 +127,7 @@ class VersionMaker:
         self._held.evictions.check()  # its bytes may be among what the server has deleted
         log.warning("job %s: rejects %s of %s: %s", self._job.name, c.seq, c.worker, bad.reason)
         try:
-            self._job.access.scripts.reject(shard.number, shard.term, plan, c, bad.reason)
+            self._job.access.scripts.reject(shard.number, shard.term, plan, c, bad.reason, bad.damaged)
         except LeaseLost:
             self._held.drop(shard)
         except PlanGone:

@@ -10,6 +10,8 @@ from kvps.config.settings import OWN_PARTITION, UncheckedConfig
 from kvps.errors import InvalidSetting
 from kvps.optim import reductions
 
+MOST_OPEN_UNITS = 10_000
+"""The most units that may be handed out before a version is committed."""
 MOST_TIMED_PENDING = 100
 """The most that may wait of one worker where rounds end by the clock: its entry has a sum of weights for each."""
 
@@ -17,6 +19,7 @@ MOST_TIMED_PENDING = 100
 def check(s: UncheckedConfig) -> None:
     """Raise InvalidSetting for settings that do not go together."""
     _check_numbers(s)
+    _check_unit_rounds(s)
     _check_quorum(s)
     _check_local_steps(s)
     _check_timed_rounds(s)
@@ -34,6 +37,42 @@ def _check_numbers(s: UncheckedConfig) -> None:
         raise InvalidSetting(
             f"partition {s.partition} is for data that is divided among the workers: units are handed out one "
             f"by one, so leave one of the two out"
+        )
+
+
+def _check_unit_rounds(s: UncheckedConfig) -> None:
+    """Raise InvalidSetting for what contradicts versions that are made of whole rounds of units."""
+    if s.units_per_epoch and (not s.units or s.units % s.units_per_epoch):
+        raise InvalidSetting(
+            f"units_per_epoch must divide units, so that all epochs are alike: {s.units_per_epoch} does not divide "
+            f"{s.units}"
+        )
+    if not s.units_per_round:
+        return
+    if not s.units:
+        raise InvalidSetting("units_per_round makes rounds of units: set units too, on a command line --data units")
+    if not s.unit_rounds:
+        return
+    if s.quorum:
+        raise InvalidSetting(
+            "quorum closes a round without some contributions, and units_per_round waits for all units of it: a slow "
+            "worker delays none of them, so leave quorum out"
+        )
+    if format_of(s.gradient_format).lossy:
+        raise InvalidSetting(
+            f"gradient_format {s.gradient_format} keeps what it leaves out at the worker that computed the gradient, "
+            f"and with units_per_round the result must not depend on who that was: choose fp32"
+        )
+    most = s.units_per_round * (s.staleness + 1)
+    if most > MOST_OPEN_UNITS:
+        raise InvalidSetting(
+            f"units_per_round times (staleness + 1) must be at most {MOST_OPEN_UNITS:,}, not {most:,}: make a unit of "
+            f"more batches (--push-every)"
+        )
+    if 0 < s.max_pending < most:
+        raise InvalidSetting(
+            f"max_pending must be 0 or at least {most}, or one worker alone could not do all units that are open, not "
+            f"{s.max_pending}"
         )
 
 

@@ -55,6 +55,8 @@ class JobConfig(UncheckedConfig):
         if self.max_pending == 0:
             # The staleness bound allows a worker s + 1 pending contributions. ASP has no bound, but memory is limited.
             pending = _ASP_PENDING if self.staleness == ASP else self.staleness + 1
+            if self.unit_rounds:  # one worker may have computed all units of all open rounds
+                pending *= self.units_per_round
             most = combinations.MOST_TIMED_PENDING if self.timed_rounds else 10_000
             object.__setattr__(self, "max_pending", min(pending, most))
 

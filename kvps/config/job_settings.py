@@ -39,6 +39,9 @@ class JobSettings(TypedDict, total=False):
     durability: str
     min_workers: int
     units: int
+    units_per_round: int
+    units_per_epoch: int
+    backup_after: float
     rounds: int
     task: str
     seed: int

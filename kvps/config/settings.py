@@ -11,6 +11,7 @@ from kvps.arrays.past_weights import MOST_PAST, past
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import specs
 from kvps.config.specs import Spec, setting
+from kvps.config.unit_rounds import UnitRounds
 from kvps.optim import reductions
 from kvps.partitions import SCHEMES
 from kvps.staleness import mode_name
@@ -242,6 +243,28 @@ class UncheckedConfig:
         "for each push. With 0 each worker has its own part of the data.",
         bounds=(0, 2**50),
     )
+    units_per_round: int = setting(
+        0,
+        "Makes each version of a whole round of so many units, whoever computes them: the result then depends neither "
+        "on how many workers there are nor on which. With 0 a round is one contribution of each worker.",
+        bounds=(0, 10_000),
+        group="Training",
+    )
+    units_per_epoch: int = setting(
+        0,
+        "How many of the units are an epoch, whose last round may be shorter; a task's epochs set it. With 0 all units "
+        "are one.",
+        bounds=(0, 2**50),
+    )
+    backup_after: float = setting(
+        3.0,
+        "With units_per_round: a unit that is out for longer than so many times the median of its round is handed out "
+        "a second time when no other is free, and the first push counts. 0 never does.",
+        why_not=specs.not_a_strength,
+        read=specs.read_number,
+        metavar="TIMES",
+        group="Failures",
+    )
     rounds: int = setting(
         0,
         "How many rounds each worker is going to do, so that screens can show how much is done; kvps up sets it. "
@@ -344,11 +367,27 @@ class UncheckedConfig:
         """Whether a round may be committed without some of the workers."""
         return self.quorum > 0 and self.staleness == 0
 
+    @property
+    def unit_rounds(self) -> UnitRounds | None:
+        """Which units make a round; None where a version is not made of a round of units."""
+        if not self.units or not self.units_per_round or self.staleness < 0:
+            return None
+        return UnitRounds(self.units_per_round, self.units_per_epoch or self.units, self.units)
+
+    @property
+    def most_contributions(self) -> int:
+        """How many contributions the memory of gradients must hold: those that wait, and one of each worker more."""
+        if self.unit_rounds:
+            return self.max_pending + self.workers
+        return self.workers * (self.max_pending + 1)
+
     def progress(self, version: int, contributions: int) -> float:
         """Return how far learning-rate schedules have come when the version after `version` is made, with so many
-        contributions before it: the committed contributions per worker. Where a round of the job may be made without
-        some of the workers, it is the rounds, or a schedule would not come to its end with the run."""
-        return float(version) if self.partial_rounds and not self.units else contributions / self.workers
+        contributions before it: the committed contributions per worker. Where the rounds are the job's, because they
+        are of units or a quorum closes them, it is the rounds, or a schedule would depend on who came."""
+        if self.unit_rounds or (self.partial_rounds and not self.units):
+            return float(version)
+        return contributions / self.workers
 
     @property
     def past_slots(self) -> tuple[str, ...]:

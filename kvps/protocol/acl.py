@@ -60,8 +60,8 @@ _WORKER = Role(
     commands=("SET", "UNLINK", "WAIT"),
     writes=(
         *("version", "config", "clock", "workers", "skip", "ranks", "rounds", "pushed", "draining", "finished"),
-        *("turns", "free_units", "heartbeat", "inbox", "units", "plan", "commits", "pin", "sync", "never", "trace:*"),
-        "activity",
+        *("turns", "free_units", "taken_units", "heartbeat", "inbox", "units", "plan", "commits", "pin", "sync"),
+        *("never", "trace:*", "activity"),
     ),
     bytes=("g", "r"),
 )

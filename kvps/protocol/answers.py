@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvps.errors import CorruptData, JobExists, JobNotFound, LeaseLost, WorkerEvicted
+from kvps.errors import ContributionLate, CorruptData, JobExists, JobNotFound, LeaseLost, WorkerEvicted
 from kvps.protocol.plan import Plan
 
 
@@ -23,11 +23,22 @@ class Joined(NamedTuple):
 
 class Accepted(NamedTuple):
     """An acknowledged contribution: the clock it was acknowledged as, and its round. `weight_sum` is the sum of the
-    weights of all that was accepted from its worker; 0 unless the job's rounds end by the clock."""
+    weights of all that was accepted from its worker; 0 unless the job's rounds end by the clock. `more_units` says
+    that a unit may be had at once."""
 
     clock: int
     round: int
     weight_sum: int
+    more_units: bool = True
+
+
+class NextUnit(NamedTuple):
+    """A unit of data for a worker. None says that none is free: in `backup_ms`, if that is not 0, one may be handed out
+    a second time; or that all are `done`."""
+
+    unit: int | None
+    backup_ms: int = 0
+    done: bool = False
 
 
 class Planned(NamedTuple):
@@ -79,6 +90,10 @@ class ServerRestarted(Exception):
 
 class PlanGone(Exception):
     """The plan was committed or replaced in the meantime: read the open plan again."""
+
+
+class UnitDone(ContributionLate):
+    """Another worker, to which the unit was handed out too, has pushed it first, and that push counts."""
 
 
 class InboxFull(Exception):

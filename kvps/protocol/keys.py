@@ -64,15 +64,20 @@ are in the same half of all slots, and so on one of two masters.
                                                                        under which term; wakes standbys
     kvps:{job}:inbox                       stream  push.lua            accepted contributions that wait: rank, round,
                                                                        arrived (ms), and the text that goes into plan
-                                                                       and log
+                                                                       and log; in rounds of units also unit, and took
+                                                                       (ms since that was handed out)
     kvps:{job}:units                       hash    next_unit, push,    next: the first unit never handed out; done: how
                                                    ready, leave,       many are committed; each unit handed out and not
-                                                   evict, create.lua   committed -> its worker and state, or "free"
+                                                   evict, create.lua   committed -> "w0 computes", "w0 pushed", two of
+                                                                       them where it was handed out twice, or "free"
     kvps:{job}:free_units                  zset    next_unit, ready,   the units that are "free", lowest first
                                                    leave, evict.lua
+    kvps:{job}:taken_units                 zset    next_unit, push,    unit -> when (ms) it was handed out to the one
+                                                   leave, evict.lua    worker that computes it
     kvps:{job}:plan                        hash    plan, reject,       the one open plan: id, version, head, history,
-                                                   recover.lua         through (the last inbox id it takes), and text,
-                                                                       the JSON that is logged
+                                                   recover.lua         through (the last inbox id it takes), ids (all
+                                                                       of them, in a version of units), and text, the
+                                                                       JSON that is logged
     kvps:{job}:square_sums                 hash    norm.lua            mark: the plan's history and id; shard -> sums of
                                                                        squares of its part of the plan's gradient and
                                                                        contributions, if several aggregators measure
@@ -221,6 +226,7 @@ class JobKeys:
     finished = _Control()
     turns = _Control()
     free_units = _Control()
+    taken_units = _Control()
     heartbeat = _Control()
     inbox = _Control()
     units = _Control()

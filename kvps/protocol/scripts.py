@@ -25,9 +25,11 @@ from kvps.protocol.answers import (
     Evicted,
     InboxFull,
     Joined,
+    NextUnit,
     PlanGone,
     Planned,
     ServerRestarted,
+    UnitDone,
     being_removed,
     damaged,
     evicted,
@@ -92,23 +94,22 @@ class JobScripts:
     def _run(self, script: str, /, *, call: Call | None = None, **values: object) -> list[Any]:
         """Run a script with these arguments, by another `call` if one is given."""
         command = self._command(script, **values)
-        reply = self._answered(evaluate(call or self._call, SCRIPTS, command, load=self._call))
-        match reply:
-            case ["EVICTED", "unknown"]:
-                raise self._lacking(evicted(str(values["worker"]), self._keys.job, "unknown"))
-            case ["EVICTED", state]:
-                raise evicted(str(values["worker"]), self._keys.job, state)
-        return reply
+        return self._answered(evaluate(call or self._call, SCRIPTS, command, load=self._call), values.get("worker"))
 
     def _request(self, script: str, parse: Callable[[list[Any]], T], /, **values: object) -> Request[T]:
         """Return the call of a script, where `parse` makes a value of its answer."""
-        return Request(self._command(script, **values), lambda reply: parse(self._answered(reply)))
+        worker = values.get("worker")
+        return Request(self._command(script, **values), lambda reply: parse(self._answered(reply, worker)))
 
     def _send(self, request: Request[T]) -> T:
         return request.parse(evaluate(self._call, SCRIPTS, request.command))
 
-    def _answered(self, reply: list[Any]) -> list[Any]:
+    def _answered(self, reply: list[Any], worker: object) -> list[Any]:
         match reply:
+            case ["EVICTED", "unknown"]:
+                raise self._lacking(evicted(str(worker), self._keys.job, "unknown"))
+            case ["EVICTED", state]:
+                raise evicted(str(worker), self._keys.job, state)
             case ["NOJOB"]:
                 raise self._lacking(job_not_found(self._keys.job))
             case ["ANOTHER"]:
@@ -171,7 +172,7 @@ class JobScripts:
         part: str = "",
     ) -> Accepted:
         """Accept a contribution of a `part` of the model whose bytes are stored; note `traces`. Raises WorkerEvicted,
-        WrongOrder, InboxFull, ContributionLate."""
+        WrongOrder, InboxFull, ContributionLate, UnitDone."""
         values = {"base": base, "weight": weight, "digests": digest, "history": history, "part": part}
         accepted = self._push(
             worker, incarnation, seq, mode="", unit="" if unit is None else unit, traces=traces, **values
@@ -189,8 +190,11 @@ class JobScripts:
         job, call = self._keys.job, self._lasting()
         reply = self._run("push", call=call, worker=worker, incarnation=incarnation, seq=seq, **values)
         match reply:
-            case ["ACK", clock, round_, weight_sum]:
-                return Accepted(clock, round_, whole(weight_sum, f"the weights of worker {worker!r}"))
+            case ["ACK", clock, round_, weight_sum, more_units]:
+                weights = whole(weight_sum, f"the weights of worker {worker!r}")
+                return Accepted(clock, round_, weights, more_units == 1)
+            case ["DUPLICATE", _]:
+                raise UnitDone(f"another worker of job {job!r} has pushed the unit of {worker!r} before")
             case ["LATE", _]:
                 raise ContributionLate(
                     f"a contribution of worker {worker!r} came late: job {job!r} has closed its round without it, "
@@ -254,10 +258,13 @@ class JobScripts:
             raise damaged(self._keys.square_sums)
         return {int(shard): tuple(map(float, each)) for shard, each in all_sums.items()}
 
-    def reject(self, shard: int, term: str, plan: Plan, contribution: Contribution, reason: str) -> None:
-        """Take a damaged contribution out of the plan, and log the reason. Raises LeaseLost, PlanGone."""
-        text = contribution.text
-        reply = self._run("reject", shard=shard, term=term, plan_id=plan.id, contribution=text, reason=reason)
+    def reject(
+        self, shard: int, term: str, plan: Plan, contribution: Contribution, reason: str, damaged: bool = False
+    ) -> None:
+        """Take a contribution out of the plan, and log the reason. In rounds of units, one whose bytes are `damaged` is
+        computed again. Raises LeaseLost, PlanGone."""
+        why: dict[str, Any] = {"contribution": contribution.text, "reason": reason, "damaged": int(damaged)}
+        reply = self._run("reject", shard=shard, term=term, plan_id=plan.id, **why)
         if reply[0] == "TERM":
             raise lease_lost(shard, self._keys.job, reply[1])
         if reply[0] == "PLAN":
@@ -326,14 +333,24 @@ class JobScripts:
         values = {"finished": int(finished), "residual": residual, "traces": traces}
         self._run("leave", call=self._lasting(), worker=worker, incarnation=incarnation, **values)
 
-    def next_unit(self, worker: str, incarnation: str) -> int | None:
-        """Return the worker's unit, handed out now or before; None if none is free. Raises WorkerEvicted."""
-        match self._run("next_unit", worker=worker, incarnation=incarnation):
-            case ["OK", *unit]:
-                return whole(unit[0] if unit else None, f"the unit of worker {worker!r}")
-            case ["NONE" | "DONE"]:
-                return None
-        raise damaged(self._keys.units)
+    def next_unit(self, worker: str, incarnation: str) -> NextUnit:
+        """Return the worker's unit, handed out now or before. Raises WorkerEvicted."""
+        return self._send(self.unit_request(worker, incarnation))
+
+    def unit_request(self, worker: str, incarnation: str) -> Request[NextUnit]:
+        """Return `next_unit` as a request."""
+
+        def parse(reply: list[Any]) -> NextUnit:
+            match reply:
+                case ["OK", *unit]:
+                    return NextUnit(whole(unit[0] if unit else None, f"the unit of worker {worker!r}"))
+                case ["NONE", int(backup_ms)]:
+                    return NextUnit(None, backup_ms)
+                case ["DONE"]:
+                    return NextUnit(None, done=True)
+            raise damaged(self._keys.units)
+
+        return self._request("next_unit", parse, worker=worker, incarnation=incarnation)
 
     def evict(self, worker: str = "", incarnation: str = "", reason: str = "") -> Evicted:
         """Take silent workers out of the vector clock, and this incarnation for a reason that the log says."""
@@ -381,7 +398,7 @@ class JobScripts:
         """Return how many replicas of the job's server have all that it has now, where `ask` runs a mark and counts
         them. Raises ServerRestarted, also if `history` has ended."""
         reply, replicas = with_scripts(self._call, SCRIPTS, lambda: ask(self.mark(history)))
-        if self._answered(reply)[0] == "HISTORY":
+        if self._answered(reply, None)[0] == "HISTORY":
             raise ServerRestarted
         return replicas
 

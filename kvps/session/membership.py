@@ -38,6 +38,7 @@ class Membership:
         self.closed = False
         self.sequence = self.settled = self.version = 0
         self.dropped = 0
+        self._open_units: list[tuple[int, int]] = []  # sequence number and round of units that may not be committed yet
         self.weight_sum = joined.weight_sum
         self._access = access
         self._reader = reader
@@ -76,7 +77,14 @@ class Membership:
         if me.accepted < self.sequence:
             raise self.server_restarted()
         self.settled = me.accepted - me.pending
+        if self._open_units:  # units are committed by their rounds, and a worker may push them in another order
+            self._open_units = [(seq, round_) for seq, round_ in self._open_units if round_ >= round_state.version]
+            self.settled = min((seq - 1 for seq, _ in self._open_units), default=self.settled)
         return me
+
+    def pushed_unit(self, round_: int) -> None:
+        """Note that the contribution that was acknowledged last is of a unit of this round."""
+        self._open_units.append((self.sequence, round_))
 
     def server_restarted(self) -> WorkerEvicted:
         """Begin a new history, because the server remembers less than this session. Return the error to raise."""

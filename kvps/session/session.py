@@ -12,6 +12,7 @@ for it, or is in the log as rejected, with the reason. Lost replies and repeated
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
@@ -27,9 +28,10 @@ from kvps.connection.server_clock import ServerClock
 from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.optim.reductions import check_weight
-from kvps.protocol.answers import Joined, ServerRestarted
+from kvps.partitions import unit_seed
+from kvps.protocol.answers import Joined, ServerRestarted, UnitDone
 from kvps.protocol.job_state import RoundState
-from kvps.protocol.phases import COMPUTE, FETCH, PUSH, WAIT
+from kvps.protocol.phases import COMPUTE, FETCH, OTHER, PUSH, WAIT
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.inner_state import to_bytes
@@ -38,9 +40,12 @@ from kvps.session.membership import Membership
 from kvps.session.pull import WeightPull
 from kvps.session.push import Header, Push
 from kvps.session.round import Round
+from kvps.session.units import Units
 from kvps.transport.access import JobAccess
 from kvps.transport.opening import OpenedJob
 from kvps.transport.version_age import version_age_s
+
+log = logging.getLogger("kvps.session")
 
 
 class Session:
@@ -55,6 +60,7 @@ class Session:
                  with a quorum a round belongs to the job: a worker that was late skips the rounds that were made
                  without it, at its next pull or after a late push
     clock        its contributions acknowledged so far, all incarnations together: the number, from 0, of its next batch
+    duplicates   how many units this incarnation has pushed that another worker had pushed before
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Session:
         self.rank = joined.rank
         self.round = joined.round
         self.clock = joined.clock + joined.pending
+        self.duplicates = 0
         self._access = access
         self._timer = IterationTimer(_clock_of(access), partial(_moved, access))
         self._membership = Membership(access, access.reader, worker, joined, self._timer)
@@ -78,6 +85,9 @@ class Session:
         self._weights = WeightPull(access, access.transport, device, prefetch)
         self._reader = access.reader
         self._round = Round(self._new_push())
+        self._units = Units(access, self._membership)
+        self._state: RoundState | None = None  # that of the last pull
+        self._kept: dict[str, Any] | None = None  # its weights, while another unit of the same version may use them
         self._spare: Array | None = None  # the memory of `buffers` where no segment is lent
 
     @property
@@ -120,20 +130,45 @@ class Session:
         self._access.layout.check_part(part)
         self._round.push.forget()
         self._timer.enter(WAIT)
+        if self._kept is not None and not part and self._needs_version(self.version):
+            self._round.pulled = self._state
+            self._timer.enter(COMPUTE)
+            return dict(self._kept)
         # First, because nothing may fail between taking a prefetched version and ordering the next.
         state, inline = self._await_round()
         self._timer.enter(FETCH)
+        self._kept = None
         with self._membership.memory_checked():
             version, weights = self._weights.pull(state, inline, self.round, self._membership.round_state, part)
-        self._membership.version, self._round.pulled = version, state
+            while version < self._oldest_base:  # it was prefetched before this unit's round was open
+                version, weights = self._weights.pull(state, False, self.round, self._membership.round_state, part)
+        self._membership.version, self._round.pulled, self._state = version, state, state
         if self._access.config.partial_rounds:
             self.round = max(self.round, version)
+        if self._access.config.unit_rounds and not part:
+            self._kept = dict(weights)
         self._timer.enter(COMPUTE)
         return weights
+
+    def _needs_version(self, version: int) -> bool:
+        """Whether the unit must be computed on this very version: in BSP that of its round."""
+        rounds, unit = self._access.config.unit_rounds, self._round.unit
+        if rounds is None or unit is None or self._access.config.staleness:
+            return False
+        return rounds.round_of(unit) == version
+
+    @property
+    def _oldest_base(self) -> int:
+        """The oldest version that the unit may be computed on, in rounds of units; else 0."""
+        rounds, unit = self._access.config.unit_rounds, self._round.unit
+        return 0 if rounds is None or unit is None else rounds.round_of(unit) - self._access.config.staleness
 
     def _await_round(self) -> tuple[RoundState, bool]:
         """Wait for the state that admits this worker's next round. Return it, and whether its weights came with it."""
         config = self._access.config
+        if config.unit_rounds:  # no unit is handed out before its round is open
+            came, self._round.state = self._round.state, None
+            return came or (self._membership.round_state(), False)
         state, inline = self._round.after or self._membership.round_state(), False
         while self._round.after or not state.admits(self.round, config):
             state, inline = self._reader.next_round_state(self.worker, state, self._weights.inline_buffer)
@@ -151,17 +186,40 @@ class Session:
     def next_unit(self) -> int | None:
         """Return the unit of data that the next push will have used; the same one until that push.
 
-        None says that no unit is free, because all are handed out. Leave then, and see `Job.await_unit` for units that
-        come back from workers that died. Raises WorkerEvicted, and WrongOrder if the job hands out no units.
+        Where versions are made of rounds of units, it waits: for the next version, or for a unit that comes back from a
+        worker that died, or that is late. None says that all units are committed; leave then. In other jobs None says
+        that no unit is free, because all are handed out: leave then, and see `Job.await_unit` for units that come back.
+        Raises WorkerEvicted, and WrongOrder if the job hands out no units.
         """
         self._membership.check_usable()
-        if not self._access.config.units:
+        config = self._access.config
+        if not config.units:
             raise WrongOrder(f"job {self._access.keys.job!r} hands out no units: create it with units=N")
         try:
-            self._round.unit = self._access.scripts.next_unit(self.worker, self.incarnation)
+            if config.unit_rounds:
+                self._round.unit = self._await_unit()
+            else:
+                self._round.unit = self._access.scripts.next_unit(self.worker, self.incarnation).unit
         except ServerRestarted:
             raise self._membership.server_restarted() from None
         return self._round.unit
+
+    def _await_unit(self) -> int | None:
+        """Return the next unit of a round, None after the last one."""
+        self._timer.enter(WAIT)
+        into = self._weights.inline_buffer
+        answer = self._units.take(self._round, self._state, into)
+        if self._round.state and into is not None:  # what was read there may be of another version
+            self._kept = None
+        return answer.unit
+
+    @property
+    def unit_seed(self) -> int:
+        """The seed of all that is random in the present unit, from 0 to 2**63 - 1: it follows from the job's seed and
+        the unit alone, whoever computes it. Raises WrongOrder without a unit."""
+        if self._round.unit is None:
+            raise WrongOrder("unit_seed needs a next_unit() before it")
+        return unit_seed(self._access.config.seed, self._round.unit)
 
     # -- push -------------------------------------------------------------------------------------------------
 
@@ -201,7 +259,9 @@ class Session:
     def push(
         self, grads: Mapping[str, Any] | None = None, loss: Any = None, weight: int | None = None, part: str = ""
     ) -> int:
-        """Hand over the gradient of the weights last pulled. Return the clock as which it was acknowledged.
+        """Hand over the gradient of the weights last pulled. Return the clock as which it was acknowledged. If another
+        worker has pushed the same unit before, which was late and handed out a second time, that one counts: the clock
+        stays as it was, and `duplicates` counts one more.
 
         `grads` maps every parameter's name, except those that were `put` before, to a float32 array of its shape, in
         host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. `weight`
@@ -224,15 +284,22 @@ class Session:
         rest = self._access.layout.rest({} if grads is None else grads, "gradient", round_.push.has, part)
         traces = self._timer.due()
         header = Header(self.version, pulled.history, round_.unit, traces, weight, part)
+        more_units = True
         try:
             accepted = round_.push.send(self._encoder.flat(rest, round_.buffers), header, round_.buffers, withdraws)
-            self.clock, self.round, self._membership.weight_sum = accepted
+            self.clock, self.round, self._membership.weight_sum, more_units = accepted
+            self._units.pushed(round_.unit)
+        except UnitDone as done:
+            self.duplicates += 1
+            self._timer.enter(OTHER)
+            log.info("%s, after it was late and handed out a second time: that one counts", done)
+            return self.clock
         except ContributionLate:
             self.round = self.version + 1  # that round is over
             raise
         finally:
             if round_.push.done:
-                self._round = round_.following(self._new_push(), in_step=self._access.config.staleness == 0)
+                self._round = round_.following(self._new_push(), self._access.config, more_units)
         self._timer.sent(traces)
         self._timer.pushed(self.round, self.clock, self.version, round_.unit, part, shown)
         return self.clock
@@ -251,6 +318,8 @@ class Session:
             raise WrongOrder("push() needs a pull() before it: a gradient belongs to the weights it was computed on")
         if self._access.config.units and self._round.unit is None:
             raise WrongOrder("push() needs a next_unit() before it: this job counts each unit of data once")
+        if self.version < self._oldest_base:
+            raise WrongOrder("push() needs a pull() after next_unit(): these weights are older than the unit's round")
         return self._round.pulled
 
     # -- leave ------------------------------------------------------------------------------------------------

@@ -95,6 +95,8 @@ def _shared_bytes(config: JobConfig, layout: Layout) -> int:
     """Return how many bytes of shared memory a job needs at its peak."""
     # Versions: the present one, the one before, the one being staged, and one that a slow reader holds.
     versions = 4 * layout.nbytes * (1 + len(config.slots))
-    gradients = config.workers * (config.max_pending + 1) * format_of(config.gradient_format).nbytes(layout.size)
-    slow = config.workers if config.staleness or config.quorum else 0  # each may hold a version of its own
+    gradients = config.most_contributions * format_of(config.gradient_format).nbytes(layout.size)
+    slow = (
+        config.workers if config.staleness or config.quorum or config.unit_rounds else 0
+    )  # each may hold a version of its own
     return versions + gradients + slow * layout.nbytes

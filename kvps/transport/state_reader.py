@@ -10,7 +10,7 @@ from kvps.arrays.layout import Array, Chunk
 from kvps.connection.client import WAIT_MS
 from kvps.connection.resp import Command
 from kvps.errors import NotPermitted
-from kvps.protocol.answers import job_not_found, made_anew
+from kvps.protocol.answers import NextUnit, job_not_found, made_anew
 from kvps.protocol.job_state import Pin, RoundState, State
 from kvps.protocol.keys import following
 from kvps.protocol.lua_scripts import with_scripts
@@ -47,15 +47,35 @@ class StateReader:
         If the model is small, the weights of the version after `state` are read into `flat` in the same request.
         Returns also whether that worked and that version is the present one. Raises JobNotFound.
         """
+        return self._next_round_state(worker, state, flat, timeout_ms, ())[:2]
+
+    def next_unit(
+        self, worker: str, incarnation: str, state: RoundState, flat: Array | None, timeout_ms: int
+    ) -> tuple[RoundState, bool, NextUnit]:
+        """Do `next_round_state`, and return also the unit that the worker got behind the wait, in the same request.
+        Raises JobNotFound, WorkerEvicted."""
+        request = self._scripts.unit_request(worker, incarnation)
+        state, came, reply = with_scripts(
+            self._client.call,
+            SCRIPTS,
+            lambda: self._next_round_state(worker, state, flat, timeout_ms, [request.command]),
+        )
+        return state, came, request.parse(reply)
+
+    def _next_round_state(
+        self, worker: str, state: RoundState, flat: Array | None, timeout_ms: int, first: Sequence[Command]
+    ) -> tuple[RoundState, bool, Any]:
+        """Do `next_round_state`, with at most one command behind the wait; return also the reply to that."""
         names = tuple(following(name) for name in state.names)
         small = flat is not None and self._layout.nbytes <= self._client.small_bytes
         gets = self._gets(names, flat) if flat is not None and small else []
         turns = self._keys.turns
-        arrived, asked, came = self._client.wait_and_read(
-            {turns: state.last_entry}, self._asked(worker), gets, timeout_ms
+        arrived, replies, came = self._client.wait_and_read(
+            {turns: state.last_entry}, [*first, *self._asked(worker)], gets, timeout_ms
         )
+        asked = replies[len(first) :]
         now = self._round_state(worker, [*asked, [(arrived.get(turns, state.last_entry), {})]])
-        return now, small and came and now.names == names
+        return now, small and came and now.names == names, replies[0]
 
     def _asked(self, worker: str) -> list[Command]:
         k = self._keys

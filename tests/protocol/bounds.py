@@ -33,6 +33,8 @@ def case(shards: int, staleness: int, **settings: Any) -> Case:
     return Case(shards, staleness, settings)
 
 
+ROUNDS = {"units": 3, "units_per_round": 2}
+
 # Every run of the tests explores these.
 SMALL = [
     case(1, 0, evictions=1, workers=3),
@@ -52,6 +54,9 @@ SMALL = [
     case(1, 0, quorum=1, evictions=1),
     case(1, 0, quorum=2, drops=True, workers=3, kills=1, rounds=1),
     case(2, 0, quorum=1, drops=True, bad=1, rounds=1),
+    case(1, 0, **ROUNDS, kills=1, backups=1),
+    case(1, 0, **ROUNDS, bad=1, backups=1),
+    case(2, 0, **ROUNDS, bad=1),
 ]
 # These were explored with the model as it is: see `explored.json`.
 LARGE = [
@@ -81,6 +86,15 @@ LARGE = [
     case(1, ASP, quorum=2, evictions=1, lost=1),
     case(2, 0, quorum=1, takeovers=1),
     case(1, 0, quorum=2, workers=3, kills=1, evictions=1, rounds=1),
+    case(1, 0, **ROUNDS, kills=1, lost=1, backups=1),
+    case(1, 0, **ROUNDS, evictions=1, backups=1),
+    case(1, 0, **ROUNDS, bad=1, kills=1),
+    case(2, 0, units=2, units_per_round=1, takeovers=1),
+    case(1, 0, units=2, units_per_round=2, workers=3, backups=2, evictions=1),
+    case(1, 1, units=3, units_per_round=1, kills=1, backups=1),
+    case(1, 1, units=4, units_per_round=2, evictions=1, backups=1),
+    case(1, 0, units=2, units_per_round=2, workers=1, losses=1),
+    case(1, 0, units=1, units_per_round=1, losses=1, backups=1),
 ]
 # `make exhaustive` explores these too: hours, and gigabytes each. A test asks that those with a stamp have a fresh one.
 DEEPEST = [
@@ -122,6 +136,7 @@ DEEPEST = [
     case(1, 0, quorum=1, drops=True, kills=1, bad=1, takeovers=1),
 ]
 
+BACKUPS = ROUNDS | {"backups": 1}
 LOSSES = {"workers": 1, "losses": 1, "rounds": 1}
 REMOVALS = {"workers": 1, "removals": 2, "rounds": 1}
 FAILOVERS = {"workers": 1, "failovers": 1}
@@ -183,6 +198,19 @@ SEEN = {  # the mutant, and where it shows
     "evict-unit": ((1, 0), {"units": 1, "kills": 1}),
     "ready-done": ((1, 0), {"units": 1}),
     "ready-frees": ((1, 0), {"units": 1, "bad": 1}),
+    "next-unit-ahead": ((1, 0), ROUNDS),
+    "plan-units": ((1, 0), ROUNDS),
+    "plan-order": ((1, 0), ROUNDS),
+    "plan-round": ((1, 1), ROUNDS),
+    "session-cached": ((1, 0), ROUNDS),
+    "push-unit-base session-cached": ((1, 0), ROUNDS),
+    "push-unit-twice": ((1, 0), BACKUPS),
+    "push-unit-repeat": ((1, 0), BACKUPS | {"lost": 1}),
+    "unit-shared": ((1, 0), BACKUPS | {"evictions": 1}),
+    "unit-pushed": ((1, 0), BACKUPS | {"evictions": 1}),
+    "ready-over": ((1, 0), ROUNDS | {"bad": 1}),
+    "reject-again": ((1, 0), ROUNDS | {"bad": 1}),
+    "reject-closes": ((1, 0), ROUNDS | {"bad": 1}),
     "free-owner": ((1, 0), {"takeovers": 1}),
     "push-restart": ((1, 0), LOSSES),
     "ready-restart": ((1, 0), LOSSES),
@@ -225,6 +253,7 @@ REDUNDANT = {  # the mutant, why nothing shows, and where that is looked at
         (1, 0),
         {"units": 2, "kills": 1},
     ),
+    "push-unit-base": ("a session pulls if its weights are not of the unit's round", (1, 0), BACKUPS | {"lost": 1}),
     "push-history": ("the incarnations have ended with the history", (1, 0), LOSSES),
     "push-base": ("its history is another then, too", (1, ASP), LOSSES),
     "ready-history": ("the terms have ended with the history", (1, 0), LOSSES),

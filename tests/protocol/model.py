@@ -7,7 +7,9 @@ leave; aggregators that look, stage, say ready or reject. Workers may be killed,
 they still run, or forked; leases may expire under their holders; a reply may be lost, and a write of a cut connection
 may land late; a contribution may turn out bad; the server may be started again without its last writes, under all of
 them.
-With `units` workers take those one by one, leave when none is free, and join again for what comes back.
+With `units` workers take those one by one, leave when none is free, and join again for what comes back. With
+`units_per_round` too a version is one round of them, and who finds none waits; a unit that is late is handed out a
+second time.
 `Model.broken` says what must never be, in any state that can be reached. Each mutant leaves one check out, so that
 it is known which of them the exploration can tell from none.
 
@@ -73,11 +75,15 @@ class Model:
     units: int = 0
     quorum: int = 0
     drops: bool = False
+    units_per_round: int = 0
     scripts: Scripts = field(init=False)
 
     def __post_init__(self) -> None:
         limit = JobConfig(staleness=self.staleness, max_pending=self.max_pending).max_pending
-        scripts = Scripts(self.staleness, limit, self.without, self.clustered, self.quorum, self.drops)
+        if self.units_per_round:
+            limit = self.units_per_round * (self.staleness + 1)
+        sizes = (self.quorum, self.drops, self.units_per_round)
+        scripts = Scripts(self.staleness, limit, self.without, self.clustered, *sizes)
         object.__setattr__(self, "scripts", scripts)
 
     @property
@@ -260,8 +266,14 @@ class Model:
             (answer, *got), t = self.scripts.take(s, worker, session.incarnation)
             after = None if answer in ("EVICTED", "RESTARTED") else session._replace(does="leave")
             if answer == "OK":
-                after = session._replace(does="pull", unit=got[0])
+                after = session._replace(does="push" if self._has_weights(session, *got) else "pull", unit=got[0])
+            elif answer == "NONE" and self.units_per_round:
+                after = session  # it waits for the next version, or for a unit that comes back
             yield Step(f"{who} takes: {answer} {got}", then(self._noticed(t, answer), after))
+            if answer == "NONE" and (spent := s.spending("backups")):
+                (answer, *got), t = self.scripts.take(spent, worker, session.incarnation, late=True)
+                if answer == "OK":
+                    yield Step(f"{who} takes {got} too", then(t, session._replace(does="pull", unit=got[0])), False)
             if t != s and (t := t.spending("lost")):
                 yield Step(f"{who} takes, the reply is lost", t, sure=False)
         elif session.does == "pull" and not self._is_in(entry, session):
@@ -273,7 +285,7 @@ class Model:
                     if session.round >= self.rounds and not self.units:
                         yield Step(f"{who} sees that the job's rounds are over", then(s, session))
                         return
-                base = s.version if self.faults.losses or self.scripts.partial else 0
+                base = s.version if self.faults.losses or self.scripts.partial or self.units_per_round else 0
                 read = session._replace(does="push", history=s.history, base=base)
                 t = then(s, read)._replace(wrong=self._judged(s, worker, session))
                 yield Step(f"{who} pulls version {s.version} for round {session.round + 1}", t)
@@ -288,7 +300,8 @@ class Model:
             if answer[0] == "ACK" and session.does == "push" and entry and entry.accepted > session.seq:
                 t = t._replace(wrong="a gradient is acknowledged in the place of another")
             counts = (worker, session.incarnation, session.seq + 1) in {c[:3] for c in t.accepted}
-            if self.drops and answer[0] in ("ACK", "LATE") and counts != (answer[0] == "ACK"):
+            told = answer[0] in ("ACK", "LATE", "DUPLICATE")
+            if (self.drops or self.units_per_round) and told and counts != (answer[0] == "ACK"):
                 t = t._replace(wrong="a worker is not told the truth about a contribution that came late")
             match answer:
                 case ("ACK", _, _) if not self._is_safe(t, CONTROL, "push-synced"):
@@ -297,11 +310,17 @@ class Model:
                     t = self._promised(t, worker, session)
                     does = "take" if self.units else "pull"
                     after = Session(session.incarnation, session.seq + 1, round_, does, weight_sum=weight_sum)
+                    if self.units_per_round:  # it keeps the weights for another unit of the same round
+                        after = after._replace(history=session.history, base=session.base)
                     yield Step(f"{who} pushes round {round_}", then(t, after))
                 case ("LATE",):
                     closed = session.base + 1
                     after = session._replace(seq=session.seq + 1, does="pull", round=closed, history=0, base=0)
                     yield Step(f"{who} pushes too late", then(t, after))
+                case ("DUPLICATE",):
+                    after = Session(session.incarnation, session.seq + 1, session.round, "take")
+                    after = after._replace(weight_sum=session.weight_sum)
+                    yield Step(f"{who} pushes a unit that another has pushed", then(t, after))
                 case ("SEQUENCE",) if s.life == 0:
                     yield Step(f"{who} pushes", s._replace(wrong="a worker in order is told SEQUENCE"))
                 case ("UNIT" | "HISTORY" | "BASE",) if s.life == 0:
@@ -314,6 +333,12 @@ class Model:
                 answer, _ = self.scripts.push(s, worker, session, ask=True)
                 if answer == ("NEW",):
                     yield Step(f"{who} asks: {answer[0]}", then(s, session._replace(does="push")))
+
+    def _has_weights(self, session: Session, unit: int) -> bool:
+        """Whether it computes a unit on the weights that it has already: in BSP those of the unit's round."""
+        if not self.units_per_round or self.staleness or not session.seq:
+            return False
+        return session.base == self.scripts.round_of(unit) or "session-cached" in self.without
 
     def _promised(self, s: State, worker: int, session: Session) -> State:
         """The worker knows that its contribution counts."""
@@ -343,6 +368,8 @@ class Model:
 
     def _admits(self, s: State, worker: int, session: Session) -> bool:
         """Whether the session may compute its next round on the present version."""
+        if self.units_per_round:
+            return True  # no unit is handed out before its round is open
         if self.scripts.partial:
             committed = not entry_of(s, worker).pending or "session-own" in self.without
             return committed and (s.version >= session.round or "session-dropped" in self.without)
@@ -352,6 +379,8 @@ class Model:
     def _judged(self, s: State, worker: int, session: Session) -> str:
         """What is wrong if a worker computes its next round on these weights."""
         done = session.round
+        if self.units_per_round:
+            return ""  # the log is judged
         if self.scripts.partial:
             if any(c.worker == worker for c in s.inbox):
                 return "a round is computed on weights without the worker's own last round"
@@ -421,11 +450,13 @@ class Model:
         elif holder.does == "say" and holder.staged:
             yield from self._say(s, a, shard, holder, holder.staged)
         elif holder.does == "reject" and holder.plan and holder.bad:
-            (answer, *_), t = self.scripts.reject(s, shard, holder.term, holder.plan, holder.bad)
-            label = f"{who} rejects w{holder.bad.worker}:{holder.bad.round} of {holder.plan}: {answer}"
-            yield Step(label, self._held(t, a, shard, holder._replace(does="look", plan=None, bad=None)))
-            if t != s and (t := t.spending("lost")):
-                yield Step(f"{label}, the reply is lost", t, sure=False)
+            for again in (False, True) if self.units_per_round else (False,):
+                (answer, *_), t = self.scripts.reject(s, shard, holder.term, holder.plan, holder.bad, again=again)
+                label = f"{who} rejects w{holder.bad.worker}:{holder.bad.round} of {holder.plan}: {answer}"
+                label += ", and it is computed again" * again
+                yield Step(label, self._held(t, a, shard, holder._replace(does="look", plan=None, bad=None)))
+                if t != s and (t := t.spending("lost")):
+                    yield Step(f"{label}, the reply is lost", t, sure=False)
 
     def _take(self, s: State, a: int, shard: int) -> tuple[int, State, bool]:
         """A new term, or 0; and whether no lease had to expire for it."""
@@ -512,14 +543,8 @@ class Model:
                 return "more than max_pending wait"
             if entry and entry.state == GONE and entry.pending:
                 return "a worker is gone though its contributions wait"
-        for unit, is_ in enumerate(s.units):
-            has = [TAKEN for e in s.entries if e and e.counts and e.unit == unit]
-            has += [PUSHED for c in (*s.inbox, *(s.plan.over if s.plan else ())) if c.unit == unit]
-            has += [DONE for c in committed if c.unit == unit]
-            if has.count(DONE) > 1:
-                return "a unit is in two commits"
-            if has != [is_] and (has, is_) != ([], FREE):
-                return "a unit is lost, or there twice"
+        if wrong := self._units_broken(s) or self._rounds_broken(s):
+            return wrong
         spent = self.faults.kills - s.faults.kills + self.faults.evictions - s.faults.evictions
         alone = not self.units and not s.life and s.job == 1
         if alone and sum(entry.incarnation - 1 for entry in s.entries if entry) > spent:
@@ -544,6 +569,36 @@ class Model:
                 return "a shard's visible bytes were swept or never staged"
             if visible[0] != decided:
                 return "a shard's visible bytes are not what was decided"
+        return ""
+
+    def _units_broken(self, s: State) -> str:
+        """What is wrong with where units are, or ""."""
+        over_for_good = [c for plan in s.log for c in plan.over] if self.units_per_round else []
+        done = Counter(c.unit for c in (*over_for_good, *(c for plan in s.log for c in plan.contributions)))
+        waiting = Counter(c.unit for c in (*s.inbox, *(s.plan.over if s.plan else ())))
+        for unit, is_ in enumerate(s.units):
+            has = [PUSHED] * waiting[unit] + [DONE] * done[unit]
+            taken = [TAKEN for e in s.entries if e and e.counts and e.unit == unit]
+            if not self.units_per_round:
+                has += taken
+            elif not has:  # a second worker may compute it; and it may go on when the first has pushed
+                has = taken[:1]
+            if has.count(DONE) > 1:
+                return "a unit is in two commits"
+            if has != [is_] and (has, is_) != ([], FREE):
+                return "a unit is lost, or there twice"
+        return ""
+
+    def _rounds_broken(self, s: State) -> str:
+        """What is wrong with the versions that are made of rounds of units, or ""."""
+        for plan in s.log if self.units_per_round else ():
+            wanted = self.scripts.units_of(s, plan.version - 1)
+            if [c.unit for c in plan.contributions] != sorted(c.unit for c in plan.contributions if c.unit is not None):
+                return "a version has its units in another order"
+            if {c.unit for c in (*plan.contributions, *plan.over)} != set(wanted):
+                return "a version is not made of the units of its round"
+            if not all(c.unit is not None and self.scripts.fits_unit(c.unit, c.base) for c in plan.contributions):
+                return "a unit is computed on a version that the bound does not allow"
         return ""
 
 
@@ -615,7 +670,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--joining", action="store_true", help="begin before anybody has joined")
     parser.add_argument("--drops", action="store_true", help="late contributions are dropped")
     parser.add_argument("--limit", type=int, default=5_000_000, help="states to visit at most")
-    counts = {"rounds": 2, "workers": 2, "max_pending": 0, "units": 0, "quorum": 0} | Faults()._asdict()
+    counts = {"rounds": 2, "workers": 2, "max_pending": 0, "units": 0, "quorum": 0, "units_per_round": 0}
+    counts |= Faults()._asdict()
     for name, default in counts.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     got = parser.parse_args(arguments)
@@ -623,6 +679,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
     faults = Faults(*(getattr(got, name) for name in Faults._fields))
     sizes = (got.rounds, got.workers, got.max_pending, not got.joining, got.units, got.quorum, got.drops)
+    sizes = (*sizes, got.units_per_round)
     began = time.perf_counter()
     result = explore(Model(got.shards, got.staleness, faults, frozenset(got.mutants), *sizes), got.limit)
     whole = "" if result.complete else ", not all there are"

@@ -19,6 +19,9 @@ MUTANTS = {
     "push-state": "push: who was evicted may push",
     "push-unit": "push: whatever unit the worker says it has used",
     "push-pushed": "push: the unit stays the worker's",
+    "push-unit-twice": "push: also of a unit that another worker has pushed",
+    "push-unit-base": "push: of a unit of a round, on whatever version",
+    "push-unit-repeat": "push: a repeat of what another had pushed first is told that it counts",
     "push-restart": "push: also after a restart of the server",
     "push-history": "push: also what was computed in an earlier history",
     "push-base": "push: also what was computed on a version that is no more",
@@ -43,6 +46,9 @@ MUTANTS = {
     "next-unit-incarnation": "take: any incarnation may take for the present one",
     "next-unit-state": "take: who was evicted may take",
     "next-unit-same": "take: another unit for who has one already",
+    "next-unit-ahead": "take: a unit of a round that is not open yet",
+    "unit-shared": "leave, evict, reject: a unit is given back though a second worker computes it",
+    "unit-pushed": "leave, evict: a unit is given back though a second worker has pushed it",
     "leave-incarnation": "leave: any incarnation may leave for the present one",
     "leave-unit": "leave: the unit is not given back",
     "leave-lost": "leave: does not ask whether the join was lost",
@@ -57,6 +63,9 @@ MUTANTS = {
     "plan-early": "plan: does not wait until all workers have joined once",
     "plan-due": "plan: BSP takes whatever round is there",
     "plan-waits": "plan: BSP does not wait for all active workers",
+    "plan-units": "plan: does not wait for all units of the round",
+    "plan-order": "plan: takes the units of a round in the order of their workers",
+    "plan-round": "plan: takes units of later rounds too",
     "plan-quorum": "plan: does not wait for the quorum",
     "plan-present": "plan: waits for the whole quorum, though there are fewer workers by now",
     "ready-restart": "ready: also after a restart of the server",
@@ -69,6 +78,7 @@ MUTANTS = {
     "ready-all": "ready: the first shard flips all",
     "ready-gone": "ready: who has drained does not become gone",
     "ready-done": "ready: the units are not marked done",
+    "ready-over": "ready: the units of what a version leaves out for good are given back",
     "ready-frees": "ready: the units of what was rejected are not given back",
     "reject-restart": "reject: also after a restart of the server",
     "reject-term": "reject: any term may reject",
@@ -76,6 +86,8 @@ MUTANTS = {
     "reject-member": "reject: also what is not in the plan any more",
     "reject-clears": "reject: shards that were ready stay ready",
     "reject-skip": "reject: the round still has to be done",
+    "reject-again": "reject: a unit that is to be computed again is not given back",
+    "reject-closes": "reject: the plan stays open without a unit that is computed again",
     "reject-waits": "reject: the round is over at once, not when the version without it is committed",
     "acquire-restart": "acquire: also after a restart of the server",
     "acquire-clears": "acquire: what the last holder said stays said",
@@ -113,12 +125,13 @@ MUTANTS = {
     "session-dropped": "session: with a quorum, does not wait for the version that came without it",
     "session-round": "session: with a quorum, does rounds of its own after the job's last one",
     "session-forgotten": "session: goes on though the server knows of less than it was told",
+    "session-cached": "session: computes a unit on the weights that it has, whatever round the unit is of",
     "session-fork": "session: a fork of its process goes on with it too",
 }
 
 
 class Contribution(NamedTuple):
-    """`base` is noted only where late ones are dropped."""
+    """`base` is noted only where late ones are dropped, and where versions are made of rounds of units."""
 
     worker: int
     incarnation: int
@@ -234,6 +247,7 @@ class Faults(NamedTuple):
     """How many of each may still happen. `bad` is not a fault of the protocol, but not its choice either.
 
     `losses` are new lives of the server, each without its last writes; `removals` are processes that remove the job.
+    `backups` are units that are handed out a second time, because they are late.
     `failovers` are those of a cluster, where control and each shard's bytes are on servers of their own.
     """
 
@@ -247,9 +261,10 @@ class Faults(NamedTuple):
     removals: int = 0
     forks: int = 0
     failovers: int = 0
+    backups: int = 0
 
 
-NO_FAULTS = Faults(*(0,) * 10)
+NO_FAULTS = Faults(*(0,) * 11)
 CONTROL = -1
 
 
@@ -419,11 +434,12 @@ class Scripts:
     clustered: bool = False
     quorum: int = 0
     drops: bool = False
+    units_per_round: int = 0
 
     @property
     def in_step(self) -> bool:
         """Whether a version is one round of all workers."""
-        return self.staleness == 0 and not self.quorum
+        return self.staleness == 0 and not self.quorum and not self.units_per_round
 
     @property
     def partial(self) -> bool:
@@ -434,6 +450,22 @@ class Scripts:
         """How many contributions a version waits for, where there is a quorum."""
         active = sum(e is not None and e.counts for e in s.entries)
         return max(1, min(self.quorum, active if self.has("plan-present") else self.quorum))
+
+    def round_of(self, unit: int) -> int:
+        """The round of a unit, counted from 0: the version that it is computed on in BSP."""
+        return unit // self.units_per_round
+
+    def units_of(self, s: State, round_: int) -> range:
+        """The units of a round. The last one may have fewer."""
+        return range(len(s.units))[round_ * self.units_per_round : (round_ + 1) * self.units_per_round]
+
+    def is_open(self, s: State, unit: int) -> bool:
+        """Whether a unit may be handed out: its round is the next that will be committed, or one within the bound."""
+        return not self.units_per_round or self.round_of(unit) <= s.version + self.staleness
+
+    def fits_unit(self, unit: int, base: int) -> bool:
+        """Whether a unit of a round may have been computed on a version."""
+        return self.round_of(unit) - self.staleness <= base <= self.round_of(unit)
 
     def has(self, check: str) -> bool:
         return check not in self.without
@@ -446,9 +478,17 @@ class Scripts:
         return s.history != s.life and self.has(check)
 
     def drop_unit(self, s: State, worker: int, check: str) -> State:
-        """The unit that was taken and not pushed goes to another."""
+        """The unit that was taken and not pushed goes to another, unless a second worker has pushed it."""
         entry = entry_of(s, worker)
-        return s.united(entry.unit if self.has(check) else None, FREE).entered(worker, entry._replace(unit=None))
+        unit, s = entry.unit, s.entered(worker, entry._replace(unit=None))
+        if unit is None or not self.has(check) or (s.units[unit] != TAKEN and self.has("unit-pushed")):
+            return s
+        return self.give_back(s, unit)
+
+    def give_back(self, s: State, unit: int) -> State:
+        """The unit is free, unless a second worker computes it."""
+        shared = any(e and e.unit == unit for e in s.entries) and self.has("unit-shared")
+        return s.united(unit, TAKEN if shared else FREE)
 
     def depart(self, s: State, worker: int, name: str) -> State:
         """Out of the vector clock; what waits still commits. `name` is that of the script."""
@@ -468,7 +508,9 @@ class Scripts:
         pending = entry.pending if entry and self.has("join-pending") else 0
         own = clock + entry.skip + pending if entry else 0
         due = 0
-        if self.staleness == 0:
+        if self.units_per_round:
+            due = 0  # rounds are the job's, and a worker counts its own contributions
+        elif self.staleness == 0:
             due = s.version + bool(s.plan and self.has("join-plan"))
         elif self.staleness > 0:
             due = min(others, default=furthest) - self.staleness - 1
@@ -482,7 +524,8 @@ class Scripts:
             s = self.drop_unit(s, worker, "join-unit")
         return ("OK", life, round_, weight_sum), s.entered(worker, fresh)
 
-    def take(self, s: State, worker: int, incarnation: int, job: int | None = None) -> Outcome:
+    def take(self, s: State, worker: int, incarnation: int, job: int | None = None, late: bool = False) -> Outcome:
+        """`late` says that a unit is out for so long that it is handed out a second time."""
         if self.another_job(s, job, "next-unit-id"):
             return ("NOJOB",), s
         if self.restarted(s, "next-unit-restart"):
@@ -494,10 +537,19 @@ class Scripts:
             return ("EVICTED",), s
         if entry.unit is not None and self.has("next-unit-same"):
             return ("OK", entry.unit), s
-        if FREE not in s.units:
-            return ("NONE",), s
-        unit = s.units.index(FREE)
-        return ("OK", unit), s.united(unit, TAKEN).entered(worker, entry._replace(unit=unit))
+        free = [u for u, is_ in enumerate(s.units) if is_ == FREE]
+        if self.has("next-unit-ahead"):
+            free = [u for u in free if self.is_open(s, u)]
+        if not free and late:
+            free = [u for u, is_ in enumerate(s.units) if is_ == TAKEN and self._has_one(s, u)]
+        if not free:
+            return ("DONE" if set(s.units) == {DONE} else "NONE",), s
+        return ("OK", free[0]), s.united(free[0], TAKEN).entered(worker, entry._replace(unit=free[0]))
+
+    @staticmethod
+    def _has_one(s: State, unit: int) -> bool:
+        """Whether just one worker computes a unit."""
+        return sum(e is not None and e.unit == unit for e in s.entries) == 1
 
     def push(self, s: State, worker: int, session: Session, ask: bool = False, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "push-id"):
@@ -509,7 +561,9 @@ class Scripts:
         if late and not ask and not self.has("push-late-first"):
             return ("LATE",), s
         if seq == entry.accepted and self.has("push-repeat") and self.has("push-sequence"):
-            if entry.late == seq and self.has("push-late-repeat"):
+            if entry.late == seq and self.units_per_round and self.has("push-unit-repeat"):
+                return ("DUPLICATE",), s
+            if entry.late == seq and not self.units_per_round and self.has("push-late-repeat"):
                 return ("LATE",), s
             entry = entry._replace(weight_sum=entry.weight_sum + (not ask and not self.has("push-weight-sum-once")))
             return ("ACK", entry.round, entry.weight_sum), s.entered(worker, entry)
@@ -527,6 +581,11 @@ class Scripts:
             return ("BASE",), s
         if session.unit != entry.unit and self.has("push-unit"):
             return ("UNIT",), s
+        if self.units_per_round and entry.unit is not None:
+            if s.units[entry.unit] != TAKEN and self.has("push-unit-twice"):
+                return ("DUPLICATE",), s.entered(worker, entry._replace(accepted=seq, late=seq, unit=None))
+            if not self.fits_unit(entry.unit, session.base) and self.has("push-unit-base"):
+                return ("BASE",), s
         if late and self.has("push-late"):
             weight_sum = entry.weight_sum + (not self.has("push-weight-sum-late"))
             return ("LATE",), s.entered(worker, entry._replace(accepted=seq, late=seq, weight_sum=weight_sum))
@@ -541,7 +600,8 @@ class Scripts:
             round=s.clock[worker] + entry.pending + entry.skip,
             weight_sum=entry.weight_sum + self.has("push-weight-sum"),
         )
-        c = Contribution(worker, entry.incarnation, seq, entry.round, unit, session.base if self.drops else 0)
+        base = session.base if self.drops or self.units_per_round else 0
+        c = Contribution(worker, entry.incarnation, seq, entry.round, unit, base)
         s = s.entered(worker, entry).united(unit, PUSHED)._replace(accepted=s.accepted | {c})
         return ("ACK", entry.round, entry.weight_sum), s._replace(
             inbox=tuple(sorted((*s.inbox, c)))
@@ -589,6 +649,8 @@ class Scripts:
             return ("EARLY",), s
         if self.quorum and len(s.inbox) < self.wanted(s) and self.has("plan-quorum"):
             return ("IDLE",), s  # once they are there, how long it waits for the others is chance
+        if self.units_per_round:
+            return self._plan_units(s)
         loose = not self.in_step or not self.has("plan-due")
         chosen = tuple(c for c in s.inbox if loose or c.round == s.version + 1)
         if not chosen:
@@ -598,6 +660,17 @@ class Scripts:
         if self.in_step and absent and self.has("plan-waits"):
             return ("IDLE",), s
         opened = Plan(s.plan_id + 1, s.version + 1, chosen, s.head, s.history, s.life)
+        return ("OPEN",), s._replace(plan_id=opened.id, plan=opened)
+
+    def _plan_units(self, s: State) -> Outcome:
+        """A version is made of the units of its round, in their order."""
+        units = self.units_of(s, s.version)
+        chosen = [c for c in s.inbox if c.unit in units or not self.has("plan-round")]
+        if not chosen or (len(chosen) < len(units) and self.has("plan-units")):
+            return ("IDLE",), s
+        if self.has("plan-order"):
+            chosen.sort(key=lambda c: -1 if c.unit is None else c.unit)
+        opened = Plan(s.plan_id + 1, s.version + 1, tuple(chosen), s.head, s.history, s.life)
         return ("OPEN",), s._replace(plan_id=opened.id, plan=opened)
 
     def ready(
@@ -631,7 +704,9 @@ class Scripts:
             less = one_less(entry, over and self.has("reject-skip"))
             s = s.entered(c.worker, less if self.has("ready-gone") else less._replace(state=entry.state))
             clock[c.worker] += not over
-            if self.has("ready-frees" if over else "ready-done"):
+            if over and self.units_per_round:  # the version leaves it out for good, or it could never be made
+                s = s.united(c.unit, DONE if self.has("ready-over") else FREE)
+            elif self.has("ready-frees" if over else "ready-done"):
                 s = s.united(c.unit, FREE if over else DONE)
         flipped = s._replace(
             log=(*s.log, decided),
@@ -645,7 +720,17 @@ class Scripts:
         )
         return ("FLIPPED",), flipped
 
-    def reject(self, s: State, shard: int, term: int, plan: Plan, out: Contribution, job: int | None = None) -> Outcome:
+    def reject(
+        self,
+        s: State,
+        shard: int,
+        term: int,
+        plan: Plan,
+        out: Contribution,
+        job: int | None = None,
+        again: bool = False,
+    ) -> Outcome:
+        """`again` says that the unit is to be computed again: its bytes are damaged. Then its round is not whole."""
         if self.another_job(s, job, "reject-id"):
             return ("NOJOB",), s
         if self.restarted(s, "reject-restart"):
@@ -656,8 +741,12 @@ class Scripts:
             return ("PLAN",), s
         if out not in s.plan.contributions and self.has("reject-member"):
             return ("PLAN",), s
+        again = again and self.units_per_round > 0
         over = s.plan.over
-        if self.has("reject-waits"):
+        if again:
+            s = s.entered(out.worker, one_less(entry_of(s, out.worker), skip=1))
+            s = self.give_back(s, out.unit) if out.unit is not None and self.has("reject-again") else s
+        elif self.has("reject-waits"):
             over = (*over, out)
         else:
             s = s.entered(out.worker, one_less(entry_of(s, out.worker), self.has("reject-skip")))
@@ -670,7 +759,7 @@ class Scripts:
             inbox=tuple(c for c in s.inbox if c != out),
             rejected=s.rejected | {out},
         )
-        return ("OK",), s
+        return ("OK",), s._replace(plan=None) if again and self.has("reject-closes") else s
 
     def acquire(self, s: State, shard: int, aggregator: int, expired: bool, job: int | None = None) -> Outcome:
         """`expired` says that the holder let its lease run out. The new one owns the slot, and sweeps it."""

@@ -100,7 +100,7 @@ def test_a_version_may_have_more_contributions_than_lua_passes_to_a_call(store: 
     scripts, history = job.access.scripts, job.round_state().history
     for number in range(workers):
         scripts.join(f"x{number}", "n", "", ME)
-        scripts.push(f"x{number}", "1-n", 1, 0, 0, "-", history, unit=scripts.next_unit(f"x{number}", "1-n"))
+        scripts.push(f"x{number}", "1-n", 1, 0, 0, "-", history, unit=scripts.next_unit(f"x{number}", "1-n").unit)
     scripts.leave("x1000", "1-n", True)
     term, plan = scripts.acquire(0, "holder", 60_000, "n1").term, scripts.plan().plan
     assert plan

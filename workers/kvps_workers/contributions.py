@@ -146,8 +146,10 @@ class Contributions:
 
     def _batches(self, number: int, over: Over) -> Iterator[tuple[float, tuple[Any, ...]]]:
         """Yield the batches of a contribution until it is `over`, each with how many its worker has had before, as if
-        all workers of a job with units had the same number. Count their samples."""
+        all workers of a job with units had the same number: in rounds of units, as if one worker did one of a round.
+        Count their samples."""
         sharing = self._config.workers if self._config.units else 1
+        sharing = self._config.units_per_round if self._config.unit_rounds else sharing
         for batch in self._rounds.numbers(number):
             rows = self._rounds.rows(batch)
             self._samples += len(rows)

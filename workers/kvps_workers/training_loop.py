@@ -72,7 +72,7 @@ def train(
             # It was silent for too long, or the server was restarted. If another process has the id now, join raises.
             log.warning("%s", error)
             continue
-        if not config.units or not job.await_unit():
+        if not config.units or config.unit_rounds or not job.await_unit():
             return
 
 
@@ -93,7 +93,11 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
 def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: float, acks: Path | None) -> None:
     with WaitReporter(job, session) as patience, contributions.helped():
         pace = _Pace(job.config, slow)
-        while (number := contributions.next(session)) is not None:
+        while True:
+            with patience.waiting():
+                number = contributions.next(session)
+            if number is None:
+                return
             part = contributions.part_to_pull(number)
             with patience.waiting():
                 params = session.pull(part)
@@ -116,11 +120,12 @@ def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: f
 
 def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None, part: str) -> bool:
     """Push, and try again while the server's memory is full: commits of others, or an operator, make room. Return False
-    if it came late and was dropped."""
+    if it does not count: it came late and was dropped, or another worker has pushed the same unit before."""
     while True:
         try:
+            before = session.duplicates
             session.push(grads, loss, weight, part)
-            return True
+            return session.duplicates == before
         except ContributionLate as late:
             log.debug("%s", late)
             return False

@@ -33,12 +33,14 @@ Sizes = Callable[[Chunk, Iterable[Array]], list[float]]
 
 
 class BadContribution(Exception):
-    """A planned contribution that cannot be applied: its bytes are gone, damaged, not finite or too large."""
+    """A planned contribution that cannot be applied: its bytes are gone or `damaged`, or they are not finite or too
+    large."""
 
-    def __init__(self, contribution: Contribution, reason: str) -> None:
+    def __init__(self, contribution: Contribution, reason: str, damaged: bool = False) -> None:
         super().__init__(reason)
         self.contribution = contribution
         self.reason = reason
+        self.damaged = damaged
 
 
 class Source(NamedTuple):
@@ -98,9 +100,9 @@ class ContributionFetch:
                     self._recorder.extend(contribution, data)
                 values = self._values(data, chunk)
             except ChunkGone as gone:
-                raise BadContribution(contribution, str(gone)) from None
+                raise BadContribution(contribution, str(gone), damaged=True) from None
             except ValueError:
-                raise BadContribution(contribution, "its bytes differ from its digest") from None
+                raise BadContribution(contribution, "its bytes differ from its digest", damaged=True) from None
             used.append((digests, data))
             yield values
         _note(used, chunk)
@@ -143,7 +145,7 @@ class ContributionFetch:
             pass
         for (contribution, _, _), digests in zip(self._sources, self._digests, strict=True):
             if fold(digest for _, digest in sorted(digests.items())) != contribution.digests[self._shard]:
-                raise BadContribution(contribution, "its bytes differ from its digest")
+                raise BadContribution(contribution, "its bytes differ from its digest", damaged=True)
         for chunk in self._suspects:
             for contribution, values in self._again(chunk):
                 if not finite(values):
@@ -174,7 +176,7 @@ class ContributionFetch:
             try:
                 self._client.get([] if whole else [(keys[chunk.number], data.data)])
             except ChunkGone as gone:
-                raise BadContribution(contribution, str(gone)) from None
+                raise BadContribution(contribution, str(gone), damaged=True) from None
             yield contribution, self._values(data, chunk)
 
     def __enter__(self) -> ContributionFetch:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
+from kvps.config.unit_rounds import UnitRounds
 from kvps.errors import counted
 from kvps.protocol.job_state import Begin, Commit, State
+from kvps.protocol.plan import Plan
 
 
 class Unproved(Exception):
@@ -31,12 +33,13 @@ def digest_of(shard: str) -> str:
 class Chain:
     """The checked part of a log. `uses`: base version -> the last version with a contribution computed on it."""
 
-    def __init__(self, begin: Begin, state: State, shards: int) -> None:
+    def __init__(self, begin: Begin, state: State, shards: int, unit_rounds: UnitRounds | None = None) -> None:
         self.version, self.head, self.contributions = begin
         self.uses: dict[int, int] = {}
         self._ranks = {member.worker: member.rank for member in state.members.values()}
         self._seqs: dict[tuple[str, str], int] = {}
         self._shards = shards
+        self._unit_rounds = unit_rounds
         self._own = state.begin.version
 
     def add(self, commit: Commit) -> None:
@@ -75,15 +78,30 @@ class Chain:
             yield f"it names {counted(len(commit.shards), 'shard')}, the job has {self._shards}"
         if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
             yield f"it holds a contribution of {strangers[0]!r}, which never joined"
-        order = [(self._ranks[c.worker], c.round) for c in plan.contributions]
-        if any(later <= earlier for earlier, later in pairwise(order)):
-            yield "its contributions do not stand in rank order, each worker's in the order of its rounds"
+        yield from self._wrong_units(plan, self._unit_rounds) if self._unit_rounds else self._wrong_rounds(plan)
         for c in plan.contributions:
             who = f"contribution {c.seq} of {c.worker}"
-            if c.seq <= self._seqs.get((c.worker, c.incarnation), 0):
-                yield f"{who} was committed before"
             if not 0 <= c.base < commit.version:
                 yield f"{who} was computed on version {c.base}, which did not exist yet"
             if c.weight and len(c.digests) != shards:
                 yield f"{who} has {counted(len(c.digests), 'digest')}, the job {counted(shards, 'shard')}"
+
+    def _wrong_rounds(self, plan: Plan) -> Iterator[str]:
+        """Yield what is wrong with the order of a plan's contributions."""
+        order = [(self._ranks[c.worker], c.round) for c in plan.contributions]
+        if any(later <= earlier for earlier, later in pairwise(order)):
+            yield "its contributions do not stand in rank order, each worker's in the order of its rounds"
+        for c in plan.contributions:
+            if c.seq <= self._seqs.get((c.worker, c.incarnation), 0):
+                yield f"contribution {c.seq} of {c.worker} was committed before"
             self._seqs[c.worker, c.incarnation] = c.seq
+
+    @staticmethod
+    def _wrong_units(plan: Plan, rounds: UnitRounds) -> Iterator[str]:
+        """Yield what is wrong with the units of a plan: they are those of its round, each once, in their order."""
+        units = [c.unit for c in plan.contributions if c.unit is not None]
+        if any(later <= earlier for earlier, later in pairwise(units)):
+            yield "its units do not stand in their order, each once"
+        wanted = rounds.units_of(plan.version - 1)
+        if sorted(units + [c.unit for c in plan.rejected if c.unit is not None]) != list(wanted):
+            yield f"it is not made of units {wanted.start} to {wanted.stop - 1}, which are those of its round"

@@ -1,6 +1,6 @@
 -- create: make a job whose first version is already staged: version 0, or the version of a checkpoint.
 -- KEYS version:hash config:hash layout:string commits:stream removed:string clock:hash skip:hash workers:hash units:hash
--- KEYS free_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash never
+-- KEYS free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash never
 -- ARGV job layout run_id name shards checkpoint settings...
 --   job: a nonce; it is also the first history
 --   layout: JSON

@@ -2,8 +2,8 @@
 -- long, Redis or the network may have been away: then no silent worker is evicted, and all get a new start. A time
 -- that lies in the future counts as now: the server's clock was set back. Each aggregator calls this now and then, so
 -- it also notes that the caller is there.
--- KEYS version:hash config:hash workers:hash heartbeat:zset commits:stream units:hash free_units:zset rounds:zset
--- KEYS pushed:zset draining:zset turns:stream aggregators:zset never
+-- KEYS version:hash config:hash workers:hash heartbeat:zset commits:stream units:hash free_units:zset
+-- KEYS taken_units:zset rounds:zset pushed:zset draining:zset turns:stream aggregators:zset never
 -- ARGV job dead incarnation reason aggregator
 --   dead: the worker whose incarnation is known to be dead, or ''
 --   reason: why that is evicted, for the log
@@ -23,7 +23,7 @@ redis.call('ZREM', keys.heartbeat, '') -- allowed when memory is full, and lets 
 local reply = { 'OK', ahead }
 local function evict(worker, entry, why)
   local state = depart(worker, entry, 'evicted')
-  drop_unit(entry)
+  drop_unit(worker, entry)
   write_worker(worker, entry)
   redis.call('ZREM', keys.heartbeat, worker)
   log_entry('evict', 'worker', worker, 'incarnation', entry.incarnation, 'state', state, 'reason', why)

@@ -1,11 +1,11 @@
 -- join: begin a new incarnation of a worker id, and admit it at a round after the open plan.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset plan:hash commits:stream units:hash
--- KEYS free_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash turns:stream never
+-- KEYS free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash turns:stream never
 -- ARGV job worker nonce replaces process
 --   nonce: of this call
 --   replaces: the incarnation judged dead, '*' to take over, '' for neither
 --   process: JSON: host, pid, ... of the process
--- USES job log numbers time turns units weight_sums workers
+-- USES job log numbers time turns unit_rounds units weight_sums workers
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', sum of
 --     weights as in push} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker | {COMPLETE,
 --     worker...}: these divide the task's data and all have joined | {NOJOB} | {ANOTHER} | {RESTARTED}
@@ -38,8 +38,11 @@ end
 
 -- In BSP, the rounds that the others have made, including the open plan's, are closed, and this worker skips them.
 -- SSP closes no round, but a worker may not come back further behind than the bound allows. Others never wait for it.
+-- Where a round is of units, nobody skips one: a worker does as many of them as it can.
 local bound, due = tonumber(staleness), 0
-if bound == 0 then
+if unit_rounds() then
+  due = 0
+elseif bound == 0 then
   due = whole(version) + redis.call('EXISTS', keys.plan)
 elseif bound > 0 then
   local first, first_round, _, second_round = unpack(redis.call('ZRANGE', keys.rounds, 0, 1, 'WITHSCORES'))
@@ -49,7 +52,7 @@ end
 -- A worker with waiting contributions continues at its old round: skipping ahead would count them as committed.
 local round = pending > 0 and entry.round or math.max(committed, due)
 
-local freed = entry and drop_unit(entry)
+local freed = entry and drop_unit(worker, entry)
 local fresh = cjson.decode(process)
 -- w3 gets rank 3 if that is free and below `workers`, other ids the lowest free rank: so ids and ranks mostly agree.
 local rank = entry and entry.rank or tonumber(worker:match('^w(%d%d?%d?)$'))

@@ -1,6 +1,6 @@
 -- leave: take an incarnation out of the vector clock. What it pushed still commits (draining); then it is gone.
 -- KEYS version:hash workers:hash heartbeat:zset commits:stream trace(worker):stream units:hash free_units:zset
--- KEYS rounds:zset pushed:zset draining:zset finished:set turns:stream losses:hash never
+-- KEYS taken_units:zset rounds:zset pushed:zset draining:zset finished:set turns:stream losses:hash never
 -- ARGV job worker incarnation finished residual traces...
 --   finished: '1' if it has done all its rounds, else '0'
 --   residual: the name of the residual of all that it pushed, which it has stored now or inherited at its join; or ''
@@ -23,7 +23,7 @@ if lost then return lost end
 local lowest = lowest_round()
 redis.call('ZREM', keys.heartbeat, worker) -- allowed when memory is full, and lets the script write
 local state = depart(worker, entry, 'left')
-local freed = drop_unit(entry)
+local freed = drop_unit(worker, entry)
 entry.finished = finished == '1'
 if entry.finished then redis.call('SADD', keys.finished, worker) end
 -- The server may have accepted one push more than the worker knows of; then this residual is too old.

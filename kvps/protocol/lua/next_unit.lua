@@ -1,29 +1,67 @@
--- next_unit: hand a worker the next unit of the data, or the one that it already has.
--- KEYS version:hash config:hash workers:hash units:hash free_units:zset never
+-- next_unit: hand a worker the next unit of the data, or the one that it already has. In rounds of units only those of
+-- open rounds are handed out; if none is free, a unit that is out for long is handed out a second time.
+-- KEYS version:hash config:hash workers:hash units:hash free_units:zset taken_units:zset inbox:stream commits:stream never
 -- ARGV job worker incarnation
--- USES job numbers workers
--- Returns {OK, unit} also when repeated | {NONE}: other workers have all that are left | {DONE}: all are committed
---     | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
-local refused = read_job(job)
+-- USES job log numbers replies time unit_rounds workers
+-- Returns {OK, unit} also when repeated | {NONE, ms}: none is free, and the first may be handed out a second time in so
+--     many ms, or 0 | {DONE}: all are committed | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED}
+--     | {WRONGTYPE, key, is, want}
+local refused, committed = read_job(job, 'version')
 if refused then return refused end
-local total = whole(redis.call('HGET', keys.config, 'units'))
 local entry = read_worker(worker)
 if not entry or entry.incarnation ~= incarnation then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
 if entry.unit then return { 'OK', tonumber(entry.unit) } end
 
+local total, factor = unpack(redis.call('HMGET', keys.config, 'units', 'backup_after'))
+local per_round, per_epoch, _, bound = unit_rounds()
+local behind = whole(total) -- the first unit that may not be handed out yet
+if per_round then _, behind = units_of(whole(committed) + bound, per_round, per_epoch, behind) end
+local now = now_ms()
+
+-- Returns the unit that is out for longest and that one worker has, and in how many ms it is late: its time is `factor`
+-- times the median of those of its round that are done, and 10 ms at the least, because less is a machine's noise.
+local function longest_out()
+  local unit, taken = unpack(redis.call('ZRANGE', keys.taken_units, 0, 0, 'WITHSCORES'))
+  if not unit then return nil end
+  local since, times = tonumber(taken), {}
+  if since > now then -- the server's clock was set back
+    redis.call('ZADD', keys.taken_units, now, unit)
+    since = now
+  end
+  local round = round_of(tonumber(unit), per_round, per_epoch)
+  for _, each in ipairs(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', 512)) do
+    local _, fields = read_entry(each)
+    local took = whole(fields.took)
+    if took and round_of(tonumber(fields.unit), per_round, per_epoch) == round then times[#times + 1] = took end
+  end
+  if #times == 0 then return nil end
+  table.sort(times)
+  local median = (times[math.ceil(#times / 2)] + times[math.floor(#times / 2) + 1]) / 2
+  return unit, math.ceil(since + math.max(10, factor * median) - now), now - since
+end
+
 local unit = unpack(redis.call('ZRANGE', keys.free_units, 0, 0)) -- the lowest that was given back
 local fresh = tonumber(redis.call('HGET', keys.units, 'next') or '0')
-if not unit and fresh < total then
+if not unit and fresh < behind then
   unit = digits(fresh)
   redis.call('HSET', keys.units, 'next', digits(fresh + 1))
 end
+local before = ''
 if not unit then
-  local done = tonumber(redis.call('HGET', keys.units, 'done') or '0')
-  return { done == total and 'DONE' or 'NONE' }
+  if redis.call('HGET', keys.units, 'done') == total then return { 'DONE' } end
+  factor = tonumber(factor or '0')
+  if not per_round or factor == 0 then return { 'NONE', 0 } end
+  local late, ms, out_ms = longest_out()
+  if not late or ms > 0 then return { 'NONE', late and ms or 0 } end
+  unit, before = late, redis.call('HGET', keys.units, late) .. ', '
+  redis.call('HINCRBY', keys.version, 'backups', 1)
+  log_entry('backup', 'unit', unit, 'worker', worker, 'incarnation', incarnation,
+    'of', before:match('^%S+'), 'out_ms', digits(out_ms))
 end
 entry.unit = unit
 redis.call('ZREM', keys.free_units, unit)
-redis.call('HSET', keys.units, unit, worker .. ' computes')
+redis.call('HSET', keys.units, unit, before .. worker .. ' computes')
+if before == '' then redis.call('ZADD', keys.taken_units, now, unit) else redis.call('ZREM', keys.taken_units, unit) end
 write_worker(worker, entry)
 return { 'OK', tonumber(unit) }

@@ -4,13 +4,13 @@
 -- KEYS finished:set never
 -- ARGV job known_id known_history
 --   known_id, known_history: of the plan that the caller knows, or '' and ''
--- USES job numbers plans replies time
+-- USES arrivals job numbers plans replies time unit_rounds
 -- Returns {OPEN, version, pin, members, plan JSON} | {SAME, version, pin, members}: the caller's plan is open
 --     | {IDLE, version, pin, members} | {GRACE, version, pin, members, ms}: the quorum is there, and the others have so
 --     much time left | {EARLY, version, pin, members}: fewer than `workers` have ever joined, or fewer
 --     than `min_workers` are left; members is the number of workers that are not gone | {NOJOB} | {ANOTHER}
 --     | {RESTARTED} | {WRONGTYPE, key, is, want}
-local refused, committed, head, history, contributions, graced =
+local refused, committed, head, history, progress, graced =
   read_job(job, 'version', 'head', 'history', 'contributions', 'graced')
 if refused then return refused end
 local version, pin = whole(committed), redis.call('GET', keys.pin) or ''
@@ -22,26 +22,33 @@ if open_id then return { 'OPEN', version, pin, members, redis.call('HGET', keys.
 local staleness, workers, min_workers, quorum_text, grace_ms = unpack(redis.call('HMGET', keys.config,
   'staleness', 'workers', 'min_workers', 'quorum', 'grace_ms'))
 if redis.call('HLEN', keys.workers) < whole(workers) then return answer('EARLY') end
--- In BSP without a quorum the round is due when every worker in the vector clock has pushed it.
+-- In BSP without a quorum the round is due when every worker in the vector clock has pushed it; one of units, when all
+-- its units are there.
 local quorum = whole(quorum_text)
-local bsp = staleness == '0' and quorum == 0
+local per_round, per_epoch, total = unit_rounds()
+local bsp = staleness == '0' and quorum == 0 and not per_round
 local _, slowest = unpack(redis.call('ZRANGE', keys.pushed, 0, 0, 'WITHSCORES'))
 if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') end
 -- Workers that have done all their rounds still count in the divisor, or a run's last contributions would weigh more.
 local divisor = redis.call('ZCARD', keys.pushed) + redis.call('SCARD', keys.finished)
 if divisor < tonumber(min_workers or '0') then return answer(redis.call('XLEN', keys.inbox) > 0 and 'EARLY' or 'IDLE') end
 
--- Returns when an entry of the inbox arrived. If that time lies in the future, the server's clock was set back, and the
--- entry counts as one that arrives at this look: that is noted, so that the next look gets the same answer. An entry of
--- an earlier version of kvps has no time but its id.
-local function arrival(id, arrived, now)
-  local time = whole(arrived) or tonumber(id:match('^%d+'))
-  if time <= now then return time end
-  local noted_id, noted = (graced or ''):match('^(%S+) (%d+)$')
-  if noted_id == id and tonumber(noted) <= now then return tonumber(noted) end
-  redis.call('HDEL', keys.version, 'graced') -- allowed when memory is full, and lets the script write
-  redis.call('HSET', keys.version, 'graced', id .. ' ' .. digits(now))
-  return now
+-- Opens the plan. The contributions are chosen: the inbox's entries up to `through`, or those of `ids` alone.
+local function open(contributions, through, ids)
+  redis.call('DEL', keys.plan) -- allowed when memory is full, and lets the script write: only commits free memory
+  local id = redis.call('HINCRBY', keys.version, 'plan_id', 1)
+  local text = encode_plan({ id = id, version = version + 1, head = head, history = history, divisor = divisor,
+    progress = tonumber(progress), contributions = contributions, rejected = {} })
+  redis.call('HSET', keys.plan, 'id', digits(id), 'version', digits(version + 1), 'head', head, 'history', history,
+    'through', through, 'text', text)
+  if ids then redis.call('HSET', keys.plan, 'ids', ids) end
+  return { 'OPEN', version, pin, members, text }
+end
+
+if per_round then
+  local chosen, ids = whole_round(version, per_round, per_epoch, total)
+  divisor = #chosen
+  return #chosen > 0 and open(chosen, ids[#ids], table.concat(ids, ' ')) or answer('IDLE')
 end
 
 -- A quorum waits for no worker that is gone, and gives the others their time from when it is there.
@@ -52,7 +59,7 @@ if quorum > 0 then
   if grace > 0 and waiting - redis.call('ZCARD', keys.draining) < active then
     local id, last = read_entry(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', wanted)[wanted])
     local now = now_ms()
-    local since = now - arrival(id, last.arrived, now)
+    local since = now - arrival(id, last.arrived, now, graced)
     if since < grace then return { 'GRACE', version, pin, members, grace - since } end
   end
 end
@@ -77,10 +84,4 @@ for i, key in ipairs(order) do
   if worker then seen[worker] = true end
 end
 if quorum > 0 then divisor = #chosen end
-redis.call('DEL', keys.plan) -- allowed when memory is full, and lets the script write: only commits free memory
-local id = redis.call('HINCRBY', keys.version, 'plan_id', 1)
-local text = encode_plan({ id = id, version = version + 1, head = head, history = history, divisor = divisor,
-  progress = tonumber(contributions), contributions = chosen, rejected = {} })
-redis.call('HSET', keys.plan, 'id', digits(id), 'version', digits(version + 1), 'head', head, 'history', history,
-  'through', through, 'text', text)
-return { 'OPEN', version, pin, members, text }
+return open(chosen, through)

@@ -1,7 +1,7 @@
 -- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer. A late one may be
 -- dropped: its sequence number is used up all the same, so that nothing else is ever stored under its names.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset inbox:stream trace(worker):stream
--- KEYS units:hash pushed:zset rounds:zset plan:hash losses:hash never
+-- KEYS units:hash taken_units:zset free_units:zset commits:stream pushed:zset rounds:zset plan:hash losses:hash never
 -- ARGV job worker incarnation seq base weight digests history unit mode part traces...
 --   base: the version that it was computed on
 --   weight: 0 counts as zeros
@@ -10,9 +10,10 @@
 --   mode: 'ask' to change nothing, and only say whether it was accepted before
 --   part: the part of the model that it is of, or '' for all of it
 --   traces: of earlier iterations of the worker, "field value field value ..." each
--- USES job names numbers time traces weight_sums workers
--- Returns {ACK, clock, round, sum of the weights that were accepted from this worker, where rounds end by the clock}
---     | {LATE, version}: dropped | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
+-- USES job log names numbers time traces unit_rounds units weight_sums workers
+-- Returns {ACK, clock, round, sum of the weights that were accepted from this worker, where rounds end by the clock, 1
+--     if a unit may be had at once, else 0} | {LATE, version}: dropped
+--     | {DUPLICATE, version}: another worker has pushed its unit before, and that counts | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
 --     | {BASE, version} | {HISTORY, history} | {RESTARTED} | {UNIT, unit that the worker has}
 --     | {BAD}: a malformed digest, weight or part | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local id, version, present_history, run_id = unpack(redis.call('HMGET', keys.version, 'id', 'version', 'history', 'run_id'))
@@ -26,7 +27,8 @@ local entry = read_worker(worker)
 if not entry or entry.incarnation ~= incarnation then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
 -- Checked before the state: an accepted contribution stays acknowledged, also to a worker that was evicted since.
 if seq and seq == entry.accepted and seq > 0 then
-  return seq == entry.late and { 'LATE', version } or { 'ACK', entry.acked, entry.round, weight_sum(entry) }
+  if seq == entry.late then return { late == 'drop' and 'LATE' or 'DUPLICATE', version } end
+  return { 'ACK', entry.acked, entry.round, weight_sum(entry), 1 }
 end
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
 local lost = restarted(run_id)
@@ -42,6 +44,19 @@ local takes_weights = reduction == 'weighted' or (reduction:find(':', 1, true) a
 if not digests:find('^[%x,-]+$') or (part ~= '' and not is_name(part)) or not weight_number
   or (weight_number > 1 and not takes_weights) then return { 'BAD' } end
 if unit ~= (entry.unit or '') or (total_units ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
+local per_round, per_epoch, _, bound = unit_rounds()
+if per_round then
+  local state = redis.call('HGET', keys.units, unit) -- a unit that is committed has none
+  if not state or state:find(' pushed', 1, true) then
+    entry.accepted, entry.late, entry.dropped, entry.unit = seq, seq, (entry.dropped or 0) + 1, nil
+    write_worker(worker, entry)
+    redis.call('ZADD', keys.heartbeat, now_ms(), worker)
+    log_entry('duplicate', 'unit', unit, 'worker', worker, 'incarnation', incarnation, 'seq', digits(seq))
+    return { 'DUPLICATE', version }
+  end
+  local round = round_of(tonumber(unit), per_round, per_epoch)
+  if base > round or base < round - bound then return { 'BASE', version } end
+end
 -- An open plan has closed the round, too: what it does not have would wait for the next one.
 if late == 'drop' and (base < whole(version) or redis.call('EXISTS', keys.plan) == 1) then
   entry.accepted, entry.late, entry.dropped = seq, seq, (entry.dropped or 0) + 1
@@ -69,11 +84,16 @@ local text = table.concat({ worker, incarnation, digits(seq), round, digits(base
   digests, part ~= '' and part or nil }, ' ')
 -- The time is a field: an id is no time where the server's clock was set back, as ids never go back.
 local now = now_ms()
-redis.call('XADD', keys.inbox, '*', 'rank', digits(entry.rank), 'round', round, 'arrived', digits(now), 'contribution', text)
-if entry.unit then redis.call('HSET', keys.units, entry.unit, worker .. ' pushed') end
+local fields = { 'rank', digits(entry.rank), 'round', round, 'arrived', digits(now), 'contribution', text }
+local taken = entry.unit and note_pushed(worker, entry.unit)
+if per_round then
+  local took = taken and digits(math.max(0, now - taken)) or ''
+  for _, each in ipairs({ 'unit', unit, 'took', took }) do table.insert(fields, each) end
+end
+redis.call('XADD', keys.inbox, '*', unpack(fields))
 entry.unit, entry.residual = nil, nil
 write_worker(worker, entry)
 redis.call('ZADD', keys.heartbeat, now, worker)
 redis.call('ZADD', keys.pushed, round, worker)
 append_traces(keys.trace, traces, whole(workers), keys.losses)
-return { 'ACK', entry.acked, entry.round, weight_sum(entry) }
+return { 'ACK', entry.acked, entry.round, weight_sum(entry), more_units(whole(version)) }

@@ -2,11 +2,11 @@
 -- A note of a shard is of its present term: a script that gives it another term deletes the note. So a call looks at its
 -- own shard alone, and only the last one at all of them.
 -- KEYS version:hash config:hash clock:hash skip:hash inbox:stream plan:hash ready:hash commits:stream pin:string
--- KEYS units:hash free_units:zset rounds:zset draining:zset turns:stream term(shard):string never
+-- KEYS units:hash free_units:zset taken_units:zset rounds:zset draining:zset turns:stream term(shard):string never
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
--- USES job log numbers rounds turns units
+-- USES job log numbers rounds turns unit_rounds units
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
 --     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
 --     | {DIGEST, digest}: this term staged something else | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
@@ -18,7 +18,8 @@ if present_history ~= history then return { 'HISTORY', present_history } end
 if whole(committed) >= next_version then return { 'ALREADY', committed } end
 local present_term = redis.call('GET', keys.term) or ''
 if present_term ~= term then return { 'TERM', present_term } end
-local open_id, open_version, open_head, through = unpack(redis.call('HMGET', keys.plan, 'id', 'version', 'head', 'through'))
+local open_id, open_version, open_head, through, ids = unpack(redis.call('HMGET', keys.plan,
+  'id', 'version', 'head', 'through', 'ids'))
 if not open_id then return { 'NOPLAN' } end
 if open_id ~= plan_id or open_version ~= version then return { 'PLAN', open_id } end
 if next_version ~= whole(committed) + 1 or present_head ~= head or open_head ~= head then return { 'HEAD', present_head } end
@@ -45,11 +46,20 @@ local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, 
 local plan, lowest = cjson.decode(text), lowest_round()
 local done, highest = end_rounds(plan.contributions, keys.clock, tonumber(furthest))
 local given_back, furthest_now = end_rounds(plan.rejected, keys.skip, highest)
+local per_round = unit_rounds()
+if per_round then -- what a version of units leaves out is left out for good, or its round would never be whole
+  for _, unit in ipairs(given_back) do done[#done + 1] = unit end
+  given_back = {}
+end
 for i = 1, #done, 1000 do redis.call('HDEL', keys.units, unpack(done, i, math.min(i + 999, #done))) end
 if #done > 0 then redis.call('HINCRBY', keys.units, 'done', #done) end
 for _, unit in ipairs(given_back) do free_unit(unit) end
-local ms, number = through:match('^(%d+)-(%d+)$')
-redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- a plan takes the oldest entries
+if ids then
+  for id in ids:gmatch('%S+') do redis.call('XDEL', keys.inbox, id) end
+else
+  local ms, number = through:match('^(%d+)-(%d+)$')
+  redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- this plan takes the oldest entries
+end
 redis.call('DEL', keys.plan, keys.ready)
 local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
 local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now) }
@@ -64,7 +74,7 @@ local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'pla
 -- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
 local staleness, max_pending, quorum = unpack(redis.call('HMGET', keys.config, 'staleness', 'max_pending', 'quorum'))
 local after = lowest_round()
-if after ~= lowest or #given_back > 0 or quorum ~= '0' or tonumber(staleness) < 0 or tonumber(max_pending) <= tonumber(staleness) then
+if after ~= lowest or per_round or #given_back > 0 or quorum ~= '0' or tonumber(staleness) < 0 or tonumber(max_pending) <= tonumber(staleness) then
   wake(after)
 end
 return { 'FLIPPED', next_version, redis.call('GET', keys.pin) or '', commit_id }

@@ -3,7 +3,7 @@
 -- end: holders load the committed version, workers join again and repeat what was lost. The others wait for each worker
 -- until it has joined again or has been silent for too long.
 -- KEYS version:hash workers:hash heartbeat:zset plan:hash ready:hash commits:stream units:hash free_units:zset pin:string
--- KEYS turns:stream rounds:zset lease(*):string term(*):string never
+-- KEYS taken_units:zset turns:stream rounds:zset lease(*):string term(*):string never
 -- ARGV job run_id history remembered
 --   run_id: the server's now
 --   history: the new one
@@ -26,7 +26,7 @@ end
 for worker, entry_text in each_pair(redis.call('HGETALL', keys.workers)) do
   local entry = cjson.decode(entry_text)
   if entry.state == 'active' then
-    drop_unit(entry)
+    drop_unit(worker, entry)
     entry.state = 'rejoining'
     write_worker(worker, entry)
     redis.call('ZADD', keys.heartbeat, now_ms(), worker)

@@ -1,10 +1,13 @@
--- reject: take a damaged contribution out of the open plan, and log the reason. The plan keeps its version; if no
--- contribution is left, that version has no step. The rejected round ends when the version is committed, not before:
--- the same plan may hold earlier rounds of that worker, for which the others still wait.
--- KEYS version:hash inbox:stream plan:hash ready:hash commits:stream term(shard):string never
--- ARGV job term plan_id contribution reason
+-- reject: take a contribution out of the open plan, and log the reason. The plan keeps its version; if no contribution is
+-- left, that version has no step. The rejected round ends when the version is committed, not before: the same plan may
+-- hold earlier rounds of that worker, for which the others still wait.
+-- In rounds of units, a unit whose bytes are damaged is computed again: its round is not whole, and the plan is closed.
+-- KEYS version:hash config:hash inbox:stream plan:hash ready:hash commits:stream skip:hash units:hash free_units:zset
+-- KEYS taken_units:zset rounds:zset draining:zset turns:stream term(shard):string never
+-- ARGV job term plan_id contribution reason damaged
 --   contribution: its text in the plan
--- USES job log numbers plans replies
+--   damaged: '1' if its bytes are not those that were accepted, else '0'
+-- USES job log numbers plans replies rounds turns unit_rounds units
 -- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local refused = read_job(job)
@@ -20,9 +23,17 @@ end
 if not place then return { 'PLAN' } end
 
 redis.call('DEL', keys.ready) -- allowed when memory is full, and lets the script write
-table.insert(plan.rejected, table.remove(plan.contributions, place))
-plan.id = redis.call('HINCRBY', keys.version, 'plan_id', 1)
-redis.call('HSET', keys.plan, 'id', digits(plan.id), 'text', encode_plan(plan))
+local author, unit = author_and_unit(contribution)
+if damaged == '1' and unit_rounds() then
+  redis.call('DEL', keys.plan)
+  end_rounds({ contribution }, keys.skip, 0)
+  withdraw(author, unit)
+  wake(lowest_round())
+else
+  table.insert(plan.rejected, table.remove(plan.contributions, place))
+  plan.id = redis.call('HINCRBY', keys.version, 'plan_id', 1)
+  redis.call('HSET', keys.plan, 'id', digits(plan.id), 'text', encode_plan(plan))
+end
 for _, entry in ipairs(redis.call('XRANGE', keys.inbox, '-', through)) do
   local id, fields = read_entry(entry)
   if fields.contribution == contribution then redis.call('XDEL', keys.inbox, id) end

@@ -14,7 +14,8 @@ end
 
 -- Makes the sets from the job's hashes, so this works only while no contribution waits.
 local function index_members()
-  redis.call('DEL', keys.rounds, keys.pushed, keys.draining, keys.finished, keys.ranks, keys.free_units)
+  redis.call('DEL', keys.rounds, keys.pushed, keys.draining, keys.finished, keys.ranks, keys.free_units,
+    keys.taken_units)
   local function number(key, field) return tonumber(redis.call('HGET', key, field) or '0') end
   local contributions, furthest = 0, 0
   for worker, text in each_pair(redis.call('HGETALL', keys.workers)) do
