@@ -20,6 +20,7 @@ from kvps_bench import (
     spans,
     straggler,
     transport,
+    units,
     wake,
     workers,
 )
@@ -180,6 +181,26 @@ def spans_(
 
     def run(where: Place, names: list[str], turns: int) -> result.Result:
         return spans.measure(where, names, settings, turns, quick, say)
+
+    options.measured(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
+
+
+@app.command("units")
+def units_(
+    mb: Annotated[str, typer.Option(metavar="MB,...", help="Sizes of the model.")] = "0.04,4",
+    workers: Workers = "2,4",
+    transports: Transports = None,
+    turns: Turns = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    redis: Redis = None,
+) -> None:
+    """Measure rounds of units over a static partition, with equally fast workers."""
+    sizes, counts = options.numbers("--mb", mb), options.counts("--workers", workers)
+    settings = [round.Setting(options.bytes_of(size), count) for size in sizes for count in counts]
+
+    def run(where: Place, names: list[str], turns: int) -> result.Result:
+        return units.measure(where, names, settings, turns, quick, say)
 
     options.measured(run, redis, transports, turns, quick, as_json, ("tcp", "unix", "shm"))
 

@@ -16,11 +16,15 @@ from kvps_bench import digits
 from kvps_bench.charts import Bar, chart
 from kvps_bench.result import Table, bars_table, rows_tables
 
-BENCHES = ("transport", "round", "straggler", "scale", "readers", "workers", "shards", "wake", "links", "digits")
+BENCHES = (
+    *("transport", "round", "units", "straggler", "scale", "readers"),
+    *("workers", "shards", "wake", "links", "digits"),
+)
 _TITLES = {
     "transport": "Moving arrays",
     "round": "A round",
     "others": "A round of other systems",  # measured once: their programs are gone
+    "units": "Rounds of units",
     "straggler": "Slow workers",
     "scale": "Many tensors, Adam, large models",
     "readers": "Many readers",

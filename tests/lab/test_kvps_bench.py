@@ -79,6 +79,13 @@ def test_round_of_many_tensors_and_adam_as_a_table(home: Path) -> None:
     assert "gloo all_reduce" in done.stdout
 
 
+def test_units(home: Path) -> None:
+    found = bench("units", "--quick", "--mb", "0.04", "--workers", "2", "--transport", "unix,shm", "--turns", "1")
+    cases = [(row["case"], row["transport"]) for row in found["rows"]]
+    assert cases == [(case, t) for t in ("unix", "shm") for case in ("static partition", "rounds of units")]
+    assert [bar["bar"] for bar in found["bars"]] == [20, 20]
+
+
 def test_straggler(home: Path) -> None:
     tiny = ["--accuracy", "0.3", "--compute-ms", "1", "-w", "2", "--turns", "1", "--slow", "moves"]
     found = bench("straggler", *tiny)
