@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
+from kvps.arrays.formats import encoded_size, format_of
 from kvps.connection.server_clock import ServerClock
+from kvps.errors import KvpsError
 from kvps.protocol.phases import OTHER, WORKER_PHASES
+from kvps.transport.access import JobAccess
 
 SEND_EVERY_S = 0.1
 """Seconds between two pushes that take traces along. The rounds between them pay nothing for that."""
@@ -78,3 +82,25 @@ class IterationTimer:
             self._traces.append(f"round {round_} version {version}{about}")
         self._began = self._now[1]
         self._ms = dict.fromkeys(WORKER_PHASES, 0.0)
+
+
+def iteration_timer(access: JobAccess) -> IterationTimer:
+    """Return the timer of a session of this job."""
+    return IterationTimer(_clock_of(access), partial(_moved, access))
+
+
+def _clock_of(access: JobAccess) -> ServerClock | None:
+    """Return the clock for the times that are recorded; None if the job records none."""
+    if not access.config.records_spans:
+        return None
+    clock = ServerClock(access.server.seconds)
+    with contextlib.suppress(KvpsError):  # the next call raises it too; the heartbeat asks again
+        clock.sample()
+    return clock
+
+
+def _moved(access: JobAccess, part: str) -> tuple[int, int]:
+    """Return the bytes of the weights and of the gradient of a part of the model, in the formats they are sent in."""
+    config, layout = access.config, access.layout
+    pulled, pushed = (encoded_size(layout, format_of(f), part) for f in (config.weight_format, config.gradient_format))
+    return pulled, pushed

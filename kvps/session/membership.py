@@ -27,6 +27,7 @@ class Membership:
     version   the version of the weights that the last pull returned
     weight_sum   the sum of the weights that were accepted from all incarnations; see `Accepted`
     dropped   how many of these contributions came late and do not count
+    duplicates   how many of those were of units that another worker had pushed before
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Membership:
         self.owner = ProcessOwner(f"the session of worker {worker!r}")
         self.closed = False
         self.sequence = self.settled = self.version = 0
-        self.dropped = 0
+        self.dropped = self.duplicates = 0
         self._open_units: list[tuple[int, int]] = []  # sequence number and round of units that may not be committed yet
         self.weight_sum = joined.weight_sum
         self._access = access

@@ -14,34 +14,29 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.arrays.formats import encoded_size, format_of
 from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
-from kvps.connection.server_clock import ServerClock
 from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.optim.reductions import check_weight
-from kvps.partitions import unit_seed
-from kvps.protocol.answers import Joined, ServerRestarted, UnitDone
+from kvps.protocol.answers import Joined, UnitDone
 from kvps.protocol.job_state import RoundState
 from kvps.protocol.phases import COMPUTE, FETCH, OTHER, PUSH, WAIT
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.inner_state import to_bytes
-from kvps.session.iteration import IterationTimer
+from kvps.session.iteration import iteration_timer
 from kvps.session.membership import Membership
 from kvps.session.pull import WeightPull
 from kvps.session.push import Header, Push
 from kvps.session.round import Round
 from kvps.session.units import Units
-from kvps.transport.access import JobAccess
 from kvps.transport.opening import OpenedJob
 from kvps.transport.version_age import version_age_s
 
@@ -60,7 +55,6 @@ class Session:
                  with a quorum a round belongs to the job: a worker that was late skips the rounds that were made
                  without it, at its next pull or after a late push
     clock        its contributions acknowledged so far, all incarnations together: the number, from 0, of its next batch
-    duplicates   how many units this incarnation has pushed that another worker had pushed before
     """
 
     def __init__(
@@ -76,9 +70,8 @@ class Session:
         self.rank = joined.rank
         self.round = joined.round
         self.clock = joined.clock + joined.pending
-        self.duplicates = 0
         self._access = access
-        self._timer = IterationTimer(_clock_of(access), partial(_moved, access))
+        self._timer = iteration_timer(access)
         self._membership = Membership(access, access.reader, worker, joined, self._timer)
         self._encoder = Encoder(access, self._membership, joined.residual)
         self._uploads = access.transport.uploads(worker, joined.incarnation, self._encoder.sizes)
@@ -86,8 +79,6 @@ class Session:
         self._reader = access.reader
         self._round = Round(self._new_push())
         self._units = Units(access, self._membership)
-        self._state: RoundState | None = None  # that of the last pull
-        self._kept: dict[str, Any] | None = None  # its weights, while another unit of the same version may use them
         self._spare: Array | None = None  # the memory of `buffers` where no segment is lent
 
     @property
@@ -105,6 +96,11 @@ class Session:
         """How many contributions of this incarnation have been accepted; those that came late and were dropped are
         none."""
         return self.sequence - self._membership.dropped
+
+    @property
+    def duplicates(self) -> int:
+        """How many units this incarnation has pushed that another worker had pushed before."""
+        return self._membership.duplicates
 
     @property
     def version(self) -> int:
@@ -130,38 +126,24 @@ class Session:
         self._access.layout.check_part(part)
         self._round.push.forget()
         self._timer.enter(WAIT)
-        if self._kept is not None and not part and self._needs_version(self.version):
-            self._round.pulled = self._state
+        if (same := self._units.weights(self._round.unit)) and not part:
+            self._round.pulled, weights = same
             self._timer.enter(COMPUTE)
-            return dict(self._kept)
+            return dict(weights)
         # First, because nothing may fail between taking a prefetched version and ordering the next.
         state, inline = self._await_round()
         self._timer.enter(FETCH)
-        self._kept = None
+        oldest = self._units.oldest_base(self._round.unit)
         with self._membership.memory_checked():
             version, weights = self._weights.pull(state, inline, self.round, self._membership.round_state, part)
-            while version < self._oldest_base:  # it was prefetched before this unit's round was open
+            while version < oldest:  # it was prefetched before this unit's round was open
                 version, weights = self._weights.pull(state, False, self.round, self._membership.round_state, part)
-        self._membership.version, self._round.pulled, self._state = version, state, state
+        self._membership.version, self._round.pulled = version, state
+        self._units.pulled(state, None if part else dict(weights))
         if self._access.config.partial_rounds:
             self.round = max(self.round, version)
-        if self._access.config.unit_rounds and not part:
-            self._kept = dict(weights)
         self._timer.enter(COMPUTE)
         return weights
-
-    def _needs_version(self, version: int) -> bool:
-        """Whether the unit must be computed on this very version: in BSP that of its round."""
-        rounds, unit = self._access.config.unit_rounds, self._round.unit
-        if rounds is None or unit is None or self._access.config.staleness:
-            return False
-        return rounds.round_of(unit) == version
-
-    @property
-    def _oldest_base(self) -> int:
-        """The oldest version that the unit may be computed on, in rounds of units; else 0."""
-        rounds, unit = self._access.config.unit_rounds, self._round.unit
-        return 0 if rounds is None or unit is None else rounds.round_of(unit) - self._access.config.staleness
 
     def _await_round(self) -> tuple[RoundState, bool]:
         """Wait for the state that admits this worker's next round. Return it, and whether its weights came with it."""
@@ -192,34 +174,15 @@ class Session:
         Raises WorkerEvicted, and WrongOrder if the job hands out no units.
         """
         self._membership.check_usable()
-        config = self._access.config
-        if not config.units:
-            raise WrongOrder(f"job {self._access.keys.job!r} hands out no units: create it with units=N")
-        try:
-            if config.unit_rounds:
-                self._round.unit = self._await_unit()
-            else:
-                self._round.unit = self._access.scripts.next_unit(self.worker, self.incarnation).unit
-        except ServerRestarted:
-            raise self._membership.server_restarted() from None
-        return self._round.unit
-
-    def _await_unit(self) -> int | None:
-        """Return the next unit of a round, None after the last one."""
         self._timer.enter(WAIT)
-        into = self._weights.inline_buffer
-        answer = self._units.take(self._round, self._state, into)
-        if self._round.state and into is not None:  # what was read there may be of another version
-            self._kept = None
-        return answer.unit
+        self._round.unit = self._units.next(self._round, self._weights.inline_buffer)
+        return self._round.unit
 
     @property
     def unit_seed(self) -> int:
         """The seed of all that is random in the present unit, from 0 to 2**63 - 1: it follows from the job's seed and
         the unit alone, whoever computes it. Raises WrongOrder without a unit."""
-        if self._round.unit is None:
-            raise WrongOrder("unit_seed needs a next_unit() before it")
-        return unit_seed(self._access.config.seed, self._round.unit)
+        return self._units.seed(self._round.unit)
 
     # -- push -------------------------------------------------------------------------------------------------
 
@@ -290,7 +253,7 @@ class Session:
             self.clock, self.round, self._membership.weight_sum, more_units = accepted
             self._units.pushed(round_.unit)
         except UnitDone as done:
-            self.duplicates += 1
+            self._membership.duplicates += 1
             self._timer.enter(OTHER)
             log.info("%s, after it was late and handed out a second time: that one counts", done)
             return self.clock
@@ -318,7 +281,7 @@ class Session:
             raise WrongOrder("push() needs a pull() before it: a gradient belongs to the weights it was computed on")
         if self._access.config.units and self._round.unit is None:
             raise WrongOrder("push() needs a next_unit() before it: this job counts each unit of data once")
-        if self.version < self._oldest_base:
+        if self.version < self._units.oldest_base(self._round.unit):
             raise WrongOrder("push() needs a pull() after next_unit(): these weights are older than the unit's round")
         return self._round.pulled
 
@@ -375,20 +338,3 @@ class Session:
         # The user must see the first error; a server that cannot be reached now will notice the worker's silence.
         with contextlib.suppress(KvpsError):
             self.leave(finished=False)
-
-
-def _clock_of(access: JobAccess) -> ServerClock | None:
-    """Return the clock for the times that are recorded; None if the job records none."""
-    if not access.config.records_spans:
-        return None
-    clock = ServerClock(access.server.seconds)
-    with contextlib.suppress(KvpsError):  # the next call raises it too; the heartbeat asks again
-        clock.sample()
-    return clock
-
-
-def _moved(access: JobAccess, part: str) -> tuple[int, int]:
-    """Return the bytes of the weights and of the gradient of a part of the model, in the formats they are sent in."""
-    config, layout = access.config, access.layout
-    pulled, pushed = (encoded_size(layout, format_of(f), part) for f in (config.weight_format, config.gradient_format))
-    return pulled, pushed
