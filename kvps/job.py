@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain, count, islice
 from typing import Any, TypeVar
 
 from kvps.arrays.layout import Array, Layout
@@ -120,7 +121,8 @@ class Job:
     def join(
         self, worker: str | None = None, *, device: Device | str = CPU, takeover: bool = False, prefetch: bool = False
     ) -> Session:
-        """Become a worker under the id `worker`, or under the first free id of w0, w1, ...
+        """Become a worker under the id `worker`; without one, under that of this copy of a script, or under the first
+        free id of w0, w1, ...
 
         An id belongs to one process at a time. It is free if its process has left, is silent for longer than the job's
         worker_timeout_ms, or is on this machine and dead. With `takeover` it is taken from a living process, whose next
@@ -196,14 +198,19 @@ class Job:
 
     @property
     def _ids(self) -> list[str]:
-        return [f"w{rank}" for rank in range(self.config.workers)]
+        """The ids of the workers for which the job waits, and of those that its launcher may start."""
+        launched = self.launcher
+        return [f"w{rank}" for rank in range(max(self.config.workers, launched.most if launched else 0))]
 
     def _check_open_to_us(self, worker: str | None) -> None:
         """Raise UsageError if only processes of the command that launched the job may join under this id."""
         launched = self.launcher
         if launched is None or (self.config.units and worker not in self._ids):
             return
-        advice = "kvps create makes a job for workers of your own"
+        advice = (
+            "it hands out no units (--data units), so that one more would have no data; kvps create makes a job for "
+            "workers of your own"
+        )
         if self.config.units:
             advice = f"choose another id than {worker}, or none"
         if launched.is_elsewhere:
@@ -211,6 +218,9 @@ class Job:
         raise UsageError(f"the workers of job {self.name!r} are those of {launched}: {advice}")
 
     def _join_any(self, device: str) -> tuple[str, Joined]:
+        if self.config.launched_by == launcher.own() and (own := launcher.own_worker()):
+            with suppress(WorkerAlive):  # another thread of this copy has joined
+                return own, self._join(own, device, takeover=False)
         if not self.launcher and (fresh := self.access.scripts.reserve()):
             with suppress(WorkerAlive):  # another process took the id first
                 return fresh, self._join(fresh, device, takeover=False)
@@ -218,18 +228,17 @@ class Job:
         launched = self._ids if self.launcher else []
         there = [m.worker for m in sorted(members.values(), key=lambda m: m.rank) if not m.finished]
         there = [worker for worker in there if worker not in launched]
-        unused = [worker for worker in self._ids if worker not in members]
-        room = self.config.workers - len(members)
-        if self.config.units and (launched or room < 1):  # there is work for any number of workers
-            ids = (f"w{i}" for i in range(len(launched) + len(members) + 1))
-            unused, room = [worker for worker in ids if worker not in members and worker not in launched], 1
-        for worker in there + unused[: max(0, room)]:
+        unused: Iterator[str] = (worker for i in count(len(launched)) if (worker := f"w{i}") not in members)
+        if not self.config.units:  # with units there is work for any number of workers
+            unused = islice(unused, max(0, self.config.workers - len(members)))
+        for worker in chain(there, unused):
             try:
                 return worker, self._join(worker, device, takeover=False)
             except WorkerAlive:
                 continue
         raise UsageError(
-            f"job {self.name!r} is for {counted(self.config.workers, 'worker')}, and each is there or has finished"
+            f"job {self.name!r} is for {counted(self.config.workers, 'worker')}, and each is there or has finished: it "
+            f"hands out no units (--data units), so that one more would have no data"
         )
 
     def await_change(self, state: State) -> None:

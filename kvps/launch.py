@@ -1,18 +1,21 @@
 """The environment variables that `kvps run` sets for each copy of a script, and `from_env`, which reads them.
 
 KVPS_RANK       the number of the copy, from 0; the copy is the worker w<rank>
-KVPS_WORKERS    the number of copies
+KVPS_WORKERS    the number of copies; with -w MIN:MAX it is MIN, the number for which the job waits
 KVPS_JOB        the name of the job
 KVPS_JOB_ID     the id of the job, so that no copy takes another run's job of that name for its own
 KVPS_SETTINGS   the job's settings that were given to `kvps run`, as JSON
 KVPS_REDIS_URL  the URL of the server; also read without `kvps run`
 KVPS_LAUNCHER   see kvps.machine.launcher
+
+A copy that is started by hand has KVPS_JOB alone, the name of a job that hands out units: it joins that job.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import time
 import traceback
@@ -32,8 +35,9 @@ from kvps.machine import launcher
 from kvps.machine.fork import ProcessOwner
 from kvps.store import Store, connect
 
-_RANK, _WORKERS, _JOB, _JOB_ID, _SETTINGS, _URL = (
-    f"KVPS_{name}" for name in ("RANK", "WORKERS", "JOB", "JOB_ID", "SETTINGS", "REDIS_URL")
+_RANK = launcher.RANK
+_WORKERS, _JOB, _JOB_ID, _SETTINGS, _URL = (
+    f"KVPS_{name}" for name in ("WORKERS", "JOB", "JOB_ID", "SETTINGS", "REDIS_URL")
 )
 _LOOK_AGAIN_S = 0.05
 
@@ -55,13 +59,16 @@ def from_env() -> RunContext:
                 params = session.pull()
                 session.push(gradient(params, worker.rank, session.clock))
 
-    Without `kvps run` the process is the only worker and serves its job itself, as `local` does. Under `kvps run` an
-    error of kvps that the script does not catch is printed as one line. Raises InvalidSetting, NoServer.
+    Without `kvps run` the process is the only worker and serves its job itself, as `local` does; but if KVPS_JOB names
+    a job that hands out units, it is one more worker of that job. Under `kvps run` and with KVPS_JOB an error of kvps
+    that the script does not catch is printed as one line. Raises InvalidSetting, NoServer, JobNotFound.
     """
     url = os.environ.get(_URL)
-    if _RANK not in os.environ:
+    if _RANK not in os.environ and _JOB not in os.environ:
         return RunContext(0, 1, {}, url, None)
     sys.excepthook = _in_one_line
+    if _RANK not in os.environ:
+        return _one_more(os.environ[_JOB], url)
     advice = f"use kvps run, which sets it, or unset {_RANK} to run alone"
     if missing := [name for name in (_WORKERS, _JOB, _JOB_ID, _SETTINGS) if name not in os.environ]:
         raise InvalidSetting(f"{_RANK} is set, and {', '.join(missing)} not: {advice}")
@@ -77,22 +84,42 @@ def from_env() -> RunContext:
     return RunContext(rank, workers, settings, url, run)
 
 
+def _one_more(name: str, url: str | None) -> RunContext:
+    """Return the context of a copy that was started by hand, to join the job `name`. Its rank is that of no copy of
+    `kvps run`."""
+    with connect(url) as store:
+        job = store.job(name)
+    if not job.config.units:
+        raise InvalidSetting(
+            f"{_JOB}={name}: that job hands out no units, so that one more copy would have no data; unset {_JOB} to "
+            f"run alone"
+        )
+    rank = max(job.config.workers, job.launcher.most if job.launcher else 0)
+    return RunContext(rank, job.config.workers, {}, url, (name, job.id), f"x{secrets.token_hex(3)}")
+
+
 class RunContext:
     """One copy of a script, as `from_env` returns it.
 
-    rank      the number of the copy, from 0
-    workers   the number of copies
-    id        the worker id for `Job.join`: the same when the copy is started again
+    rank      the number of the copy, from 0; a copy that was started by hand has a higher one than all others
+    workers   the number of copies; with -w MIN:MAX it is MIN
+    id        the worker id for `Job.join`: the same when `kvps run` starts the copy again
     settings  the job's settings that were given to `kvps run`, under the names of `JobConfig`
     """
 
     def __init__(
-        self, rank: int, workers: int, settings: Mapping[str, Any], url: str | None, run: tuple[str, str] | None
+        self,
+        rank: int,
+        workers: int,
+        settings: Mapping[str, Any],
+        url: str | None,
+        run: tuple[str, str] | None,
+        id: str = "",
     ) -> None:
         self._owner = ProcessOwner("the worker of kvps.from_env()")
         self.rank = rank
         self.workers = workers
-        self.id = f"w{rank}"
+        self.id = id or f"w{rank}"
         self.settings = dict(settings)
         self._url = url
         self._run = run
@@ -105,6 +132,7 @@ class RunContext:
 
         The copy of rank 0 creates the job, or finds it when it is started again; the others wait for it. `settings` are
         those of `JobConfig`, and those given to `kvps run` apply too; a setting given in both must be the same in both.
+        A copy that was started by hand gets its job as that is.
         Raises InvalidSetting, WrongOrder for a second job, and what `Store.create_job` raises.
         """
         self._owner.check()
@@ -118,6 +146,11 @@ class RunContext:
                 raise InvalidSetting(self._contradiction(name, value, given[name]))
         # In every copy: one that only waited for the job would wait for ever.
         config = JobConfig.of("create_job", None, settings | given)
+        if (most := launcher.own_most()) > self.workers and not config.units:
+            raise InvalidSetting(
+                f"kvps run -w {self.workers}:{most} is for a job that hands out units, which any number of workers "
+                f"shares: create_job(..., units=N), or kvps run -w {most}"
+            )
         if self._store is None or self._run is None:
             self._local = local(params, url=self._url, config=config)
             self._made = True

@@ -31,6 +31,7 @@ _TABLE = {
     "up": _Entry("Train", "train.up:up"),
     # Options after the program's name belong to the program, not to kvps run.
     "run": _Entry("Train", "train.run:run", {"allow_interspersed_args": False}),
+    "scale": _Entry("Train", "train.scale:scale"),
     "create": _Entry(_PARTS, "train.create:create"),
     "worker": _Entry(_PARTS, "train.worker:worker"),
     "host": _Entry(_PARTS, "serve.host:host"),

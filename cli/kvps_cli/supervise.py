@@ -51,6 +51,8 @@ class Child:
     judged: bool = False  # `finished` and `evicted` are known, because its end was looked at
     finished: bool = False  # its worker has done all its rounds
     evicted: bool = False  # its worker was evicted while it ran
+    leaving: float = 0.0  # when it was asked to leave; 0 if it was not
+    recalled: bool = False  # it is wanted again, once it has left
 
     def __str__(self) -> str:
         return f"{self.name} (process {self.process.pid})"
@@ -67,7 +69,9 @@ class Child:
     @property
     def restarts(self) -> bool:
         """Whether it is restarted: a signal ended it before its worker had finished, or it ended with an error because
-        its worker was evicted."""
+        its worker was evicted. If it was asked to leave: whether it is wanted again."""
+        if self.leaving:
+            return self.recalled
         return not self.finished and ((self.code or 0) < 0 or (self.evicted and bool(self.code)))
 
     @property
@@ -77,13 +81,13 @@ class Child:
 
     @property
     def failed(self) -> bool:
-        """Whether it exited with an error of its own, not by a signal."""
-        return (self.code or 0) > 0 and not self.evicted
+        """Whether it exited with an error of its own, not by a signal, and not because it was asked to leave."""
+        return (self.code or 0) > 0 and not self.evicted and not self.leaving
 
     @property
     def signal(self) -> str:
-        """The signal that ended it, as "SIGKILL"; "" if none did."""
-        return signal.Signals(-self.process.returncode).name if (self.code or 0) < 0 else ""
+        """The signal that ended it, as "SIGKILL"; "" if none did, or if it was asked to leave."""
+        return signal.Signals(-self.process.returncode).name if (self.code or 0) < 0 and not self.leaving else ""
 
 
 class Line(NamedTuple):
@@ -96,15 +100,15 @@ class Line(NamedTuple):
 class Supervisor:
     """The supervisor of a job's processes. They get the server's URL in their environment; it sees each death at once.
 
-    `command` is the command that launches them, as "kvps up". `find` returns the job, or None before it is made. With
-    `gives_up`, a child that is killed again and again before anything is committed is not restarted. `options` are
-    added to each kvps command. Every kill is logged, with what was done about it.
+    `launched_by` is the text by which they know the command that launches them. `find` returns the job, or None before
+    it is made. With `gives_up`, a child that is killed again and again before anything is committed is not restarted.
+    `options` are added to each kvps command. Every kill is logged, with what was done about it.
     """
 
     def __init__(
         self,
         store: Store,
-        command: str,
+        launched_by: str,
         find: Callable[[], Job | None],
         gives_up: bool = True,
         options: Sequence[str] = (),
@@ -117,7 +121,7 @@ class Supervisor:
         self._gives_up = gives_up
         self._lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._died = threading.Event()
-        own = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launcher.this_process(command)}
+        own = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launched_by}
         self._environment = ONE_THREAD | os.environ | own
 
     @property
@@ -152,7 +156,8 @@ class Supervisor:
             child = self.children[name] = Child(name, command, environment, popen, mark, heard, own)
         else:
             child.process, child.mark, child.heard, child.killed_by = popen, mark, heard, ""
-            child.judged = child.evicted = False
+            child.judged = child.evicted = child.recalled = False
+            child.leaving = 0.0
         log.debug("%s: started: %s", child, " ".join(command))
         threading.Thread(target=self._hear, args=(child, popen, heard), name=f"kvps-hear-{name}", daemon=True).start()
         return child
@@ -193,6 +198,7 @@ class Supervisor:
 
     def watch(self, timeout_s: float) -> None:
         """Wait until a child ends, but not longer than `timeout_s`, and replace a killed or an evicted child at once.
+        Kill a child that was asked to leave 10 s ago.
 
         The other processes need not wait for a timeout, because this one knows for sure that its child is dead.
         Raises KvpsError for a child that ends so again and again before anything is committed.
@@ -212,15 +218,23 @@ class Supervisor:
                 child.judged = True
                 if child.restarts:
                     end, done = self._note(child), released.get(child.mark, [])
-                    self._restart(child)
+                    restart = self.run_again if child.leaving else self._restart
+                    restart(child)
                     log.info("%s: %s", end, "; ".join([*done, f"started again as process {child.process.pid}"]))
-                elif child.signal and child.mark not in self._ended:
-                    log.info("%s after its last round: not started again", self._note(child))
+                elif (child.leaving or child.signal) and child.mark not in self._ended:
+                    why = "" if child.leaving else " after its last round: not started again"
+                    log.info("%s%s", self._note(child), why)
+        for child in self.children.values():
+            if child.leaving and child.running and time.monotonic() - child.leaving > _END_S:
+                _signal_group(child.process, signal.SIGKILL)
 
     def _note(self, child: Child) -> str:
         """Remember how a child ended, and return it as a sentence without its full stop."""
         by = f", by {child.killed_by}" if child.killed_by else ""
         end = f"was killed ({child.signal}{by})" if child.signal else f"was evicted, and ended with code {child.code}"
+        if child.leaving:
+            late = f"was killed after {_END_S:g} s" if child.code == -signal.SIGKILL else "left"
+            end = f"was asked to leave, and {late}"
         self._ended[child.mark] = f"{child}, which {end}"
         return f"{child} {end}"
 
@@ -253,6 +267,18 @@ class Supervisor:
     def run_again(self, child: Child) -> None:
         """Restart a child that has ended."""
         self._run(child.name, child.command, child.environment, child.own)
+
+    def dismiss(self, child: Child) -> None:
+        """Ask a child to leave, for good."""
+        child.leaving, child.recalled = time.monotonic(), False
+        _signal_group(child.process, signal.SIGTERM)
+
+    def recall(self, child: Child) -> None:
+        """Restart a child that has ended, or one that was asked to leave as soon as it has."""
+        if child.judged:
+            self.run_again(child)
+        else:
+            child.recalled = True
 
     def await_end(self, names: Iterable[str], timeout_s: float) -> None:
         """Wait, `timeout_s` in all, for children that are about to end by themselves."""

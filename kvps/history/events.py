@@ -147,4 +147,5 @@ _FACTS: dict[str, Any] = {
     "recover": lambda f, _: {"version": f.whole("version"), "lost": f.whole("lost")},
     "take": lambda f, fields: {"shard": f.whole("shard"), **_lease(f, fields)},
     "release": _lease,
+    "scale": lambda f, _: {"workers": f.whole("workers"), "before": f.whole("before")},
 }

@@ -3,7 +3,9 @@
 The job notes the command (`JobConfig.launched_by`), and each process that it starts has the same text in its
 environment. So a process knows whether it is one of them.
 
-KVPS_LAUNCHER   the command that started this process, as JSON: its name and the identity of its process
+KVPS_LAUNCHER   the command that started this process, as JSON: its name, the identity of its process, and how many
+                workers it may start
+KVPS_RANK       of a copy of a script: its number, from 0
 """
 
 from __future__ import annotations
@@ -15,23 +17,31 @@ from typing import NamedTuple
 from kvps.machine import process
 from kvps.parsing import Fields
 
-VARIABLE = "KVPS_LAUNCHER"
+VARIABLE, RANK = "KVPS_LAUNCHER", "KVPS_RANK"
+_MOST_WORKERS = 4_096
 
 
 class Launcher(NamedTuple):
-    """A command that launched the workers of a job, and the process that it is or was."""
+    """A command that launched the workers of a job, and the process that it is or was.
+
+    most   how many workers it may start: they are w0, w1, and so on; 0 if it said nothing, as earlier ones
+    """
 
     command: str
     host: str
     pid: int
     start: str
     space: str
+    most: int = 0
 
     @classmethod
     def of(cls, text: str) -> Launcher:
         """Read the text that a job notes. Raises CorruptData if it names no launcher."""
         f = Fields.of_json(text, "the launcher")
-        return cls(f.text("command"), f.text("host"), f.whole("pid", high=2**31), f.text("start"), f.text("space"))
+        most = f.whole("most", high=_MOST_WORKERS, default=0)
+        return cls(
+            f.text("command"), f.text("host"), f.whole("pid", high=2**31), f.text("start"), f.text("space"), most
+        )
 
     @property
     def is_dead(self) -> bool:
@@ -47,12 +57,23 @@ class Launcher(NamedTuple):
         return f"{self.command} (process {self.pid} on {self.host})"
 
 
-def this_process(command: str) -> str:
-    """Return the text that a job notes of this process, which runs `command`."""
-    me = process.identity() | {"command": command}
+def this_process(command: str, most: int = 0) -> str:
+    """Return the text that a job notes of this process, which runs `command` and may start up to `most` workers."""
+    me = process.identity() | {"command": command, "most": most}
     return json.dumps({name: me[name] for name in Launcher._fields})
 
 
 def own() -> str:
     """Return the text of the command that launched this process, as its job notes it; "" if no such command did."""
     return os.environ.get(VARIABLE, "")
+
+
+def own_most() -> int:
+    """Return how many workers the command that launched this process may start; 0 if no such command did."""
+    return Launcher.of(own()).most if own() else 0
+
+
+def own_worker() -> str:
+    """Return the worker that this process is as a copy of a script; "" if it is none."""
+    rank = os.environ.get(RANK, "")
+    return f"w{rank}" if own() and rank.isdecimal() else ""

@@ -87,6 +87,8 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest that are staged for it
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log, with joins and leaves; wakes
                                                    join, leave, evict  aggregators and watchers
+    kvps:{job}:copies                      string  kvps up, run,       how many workers the command that launched the
+                                                   scale               job keeps, if that may change; expires
     kvps:{job}:pin                         string  pin.lua             JSON: the version of a slow reader; expires
     kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
                                                                        that Redis was given, with the job's state then
@@ -243,6 +245,7 @@ class JobKeys:
     square_sums = _Control()
     activity = _Control()
     aggregators = _Control()
+    copies = _Control()
 
     def lease(self, shard: int) -> str:
         return self._control(f"lease:{shard}")

@@ -47,6 +47,7 @@ def test_who_names_the_job_is_told_whose_its_workers_are(lasting: kvps.Store, st
     before = {name: member.incarnation for name, member in job.state().members.items()}
     words = (
         f"the workers of job 'digits' are those of kvps up (process {up.process.pid} on {os.uname().nodename}): "
+        f"it hands out no units (--data units), so that one more would have no data; "
         f"kvps create makes a job for workers of your own"
     )
     done = kvps_run("worker", "--job", "digits")

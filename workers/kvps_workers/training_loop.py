@@ -45,7 +45,10 @@ def train(
     """
     config = job.config
     if not config.task:
-        raise InvalidTask(f"job {job.name!r} has no task: it was made in Python, and its workers join from there")
+        advice = f": start one more copy of its script, with KVPS_JOB={job.name}" if config.units else ""
+        raise InvalidTask(
+            f"job {job.name!r} has no task: it was made in Python, and its workers join from there{advice}"
+        )
     if config.procs > 1 and device is not CPU:
         raise InvalidSetting(
             f"procs={config.procs} is for workers on the CPU, and this one is on {device.name}: create the job with "

@@ -119,4 +119,5 @@ _WORDS: dict[str, Callable[[Facts], str]] = {
     "recover": lambda f: f"version {f['version']:,}: the server has lost {counted(f['lost'], 'version')}",
     "take": lambda f: f"shard {f['shard']} by {f['holder']} (term {f['term']:,})",
     "release": lambda f: f"by {f['holder']} (term {f['term']:,})",
+    "scale": lambda f: f"from {f['before']:,} to {counted(f['workers'], 'worker')}",
 }

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from kvps_workers import load_task
 
+from kvps.errors import InvalidSetting
 from kvps.protocol.keys import check_new_name
 from kvps_cli import connect, options
 from kvps_cli.new_job import create_job, parameters_of
@@ -26,6 +27,11 @@ def create(
     check_new_name("job", job)
     loaded = load_task(task)
     config = settings.job_config(task, loaded)
+    if settings.elastic:
+        raise InvalidSetting(
+            "--workers MIN:MAX is for kvps up, run and submit, which keep workers at work: give the number for which "
+            "the job waits; more may join it at any time"
+        )
     params = parameters_of(loaded, config, quiet)
     connect.wait_for_server(redis)
     with connect.existing_store(redis) as store:

@@ -29,6 +29,7 @@ from kvps.protocol.phases import WAIT
 from kvps_cli.long_work import duration
 from kvps_cli.output import loss_text
 from kvps_cli.supervise import Child, Line, Supervisor
+from kvps_cli.train.scale import Copies
 
 log = logging.getLogger("kvps.supervise")
 
@@ -183,20 +184,21 @@ def follow(
     supervisor: Supervisor,
     job: Job,
     serving: list[Child],
-    workers: list[Child],
+    copies: Copies,
     display: Display,
     finished: Callable[[State], None] = lambda _: None,
 ) -> None:
     """Show the job until its workers have ended and all their contributions are committed.
 
     Call `finished` once the job is finished, before printing any line that a worker wrote after that. Raises KvpsError
-    if the job cannot finish: a worker ended before it had joined, or all aggregators failed.
+    if the job cannot finish: too many workers ended before they had joined, or all aggregators failed.
     """
     holders = [""] * job.layout.shards
-    while not all(child.done for child in workers) or not job.state().settled:
+    while not all(child.done for child in copies.all) or not job.state().settled:
         supervisor.watch(POLL_S)
+        copies.follow_scale(job)
         lines = supervisor.new_lines()
-        ended = {child.name: child.failed for child in workers if child.done}
+        ended = {child.name: child.failed for child in copies.all if child.done}
         # Read last: the state then has the joins of ended workers, and `finished` is called before later lines.
         state = job.state()
         over = state.finished(job.config)
@@ -205,7 +207,9 @@ def follow(
             finished(state)
         relay(lines)
         holders = _log_failovers(supervisor, holders, job.holders())
-        if absent := {name: failed for name, failed in ended.items() if name not in state.members}:
+        absent = {name: failed for name, failed in ended.items() if name not in state.members}
+        to_come = [child for child in copies.all if child.name not in {*state.members, *ended}]
+        if absent and len(state.members) + len(to_come) < job.config.workers:
             how = "failed" if any(absent.values()) else "ended"
             raise KvpsError(f"job {job.name} ends: {', '.join(absent)} {how} before it had joined")
         _keep_served(job, serving, supervisor)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from kvps_workers import load_task
 from kvps_workers.queue.queue import CPU, GPU, QUEUES, QueueRow, TaskQueue
+from kvps_workers.queue.worker_task import is_optional
 
 from kvps.errors import KvpsError, counted
 from kvps.protocol.keys import check_name, check_new_name
@@ -30,7 +31,7 @@ def submit(
     redis: options.Redis = None,
 ) -> None:
     """Create a job and put its workers into the queue. Hosts that run kvps worker --queue take them."""
-    factors = options.slow_factors(slow or [], settings.workers)
+    factors = options.slow_factors(slow or [], settings.most)
     if job is not None:
         check_new_name("job", job)
     loaded = load_task(task)
@@ -43,7 +44,7 @@ def submit(
         name = job or store.free_name(task.rpartition(":")[2])
         created = create_job(store, name, params, config, quiet=False)
         try:
-            queue.submit(created, factors, prefetch)
+            queue.submit(created, factors, prefetch, settings.most)
         except KvpsError:
             store.remove_job(name)
             raise
@@ -54,6 +55,8 @@ def submit(
     if hosts < config.workers:
         needed = counted(config.workers, "host")
         say(f"it begins with {needed} at the queue {queue.name}, where {hosts} are now; start more: {start}")
+    if settings.elastic:
+        say(f"up to {settings.most} hosts train it while no other job needs them")
     say(f"watch it with kvps queue or kvps status {name}; end it with kvps cancel {name}")
 
 
@@ -85,7 +88,8 @@ def _described(queue: str, row: QueueRow) -> dict[str, Any]:
     """Return a task as JSON: `host` runs it, `reason` says why it failed. A foreign RQ job has its RQ id as `job`."""
     job, worker = (row.task.job, row.task.worker) if row.task else (row.id, None)
     host = row.host if row.state == "runs" else None
-    return {"job": job, "worker": worker, "queue": queue, "state": row.state, "host": host, "reason": row.why}
+    reason = row.why or ("if a host is free" if row.state == "waits" and is_optional(row.id) else "")
+    return {"job": job, "worker": worker, "queue": queue, "state": row.state, "host": host, "reason": reason}
 
 
 def cancel(job: options.JobName, queue_redis: options.QueueRedis = None, redis: options.Redis = None) -> None:
@@ -106,6 +110,7 @@ def cancel(job: options.JobName, queue_redis: options.QueueRedis = None, redis: 
 def _served(rows: list[QueueRow], hosts: int) -> str:
     """Return a line that says how many hosts serve a queue, and which jobs need more."""
     line = counted(hosts, "host")
+    rows = [row for row in rows if not is_optional(row.id)]
     needed = Counter(row.task.job for row in rows if row.task and row.state != "failed")
     waiting = {row.task.job for row in rows if row.task and row.state == "waits"}
     if wide := [f"{job} ({needed[job]})" for job in sorted(waiting) if needed[job] > hosts]:

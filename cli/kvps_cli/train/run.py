@@ -15,6 +15,7 @@ from kvps import launch
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
+from kvps.machine import launcher
 from kvps.protocol.answers import job_exists
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import check_new_name
@@ -35,6 +36,7 @@ from kvps_cli.train.progress import (
     follow,
     relay,
 )
+from kvps_cli.train.scale import Copies
 from kvps_cli.train.settings import JobOptions
 
 _LAST_S = 5.0  # for the other copies, when the first has ended without making the job
@@ -73,7 +75,7 @@ def run(
         if job in store.jobs():
             raise job_exists(str(job))
         name = job or store.free_name(_name_of(command))
-        supervised = _Run(store, name, quiet, log_options(quiet, verbose), kept)
+        supervised = _Run(store, name, quiet, log_options(quiet, verbose), kept, settings.most)
         created, copies = supervised.train(command, settings.workers, given, aggregators)
         if created is None:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
@@ -106,23 +108,29 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 class _Run:
-    """One run. Its job has an id of its own, so that another run's job is not mistaken for it."""
+    """One run of up to `most` copies. Its job has an id of its own, so that another run's job is not mistaken for
+    it."""
 
-    def __init__(self, store: Store, name: str, quiet: bool, log_options: Sequence[str], kept: KeptFiles) -> None:
+    def __init__(
+        self, store: Store, name: str, quiet: bool, log_options: Sequence[str], kept: KeptFiles, most: int
+    ) -> None:
         self._store, self._name, self._id, self._quiet = store, name, fresh_id(), quiet
-        self._supervisor = Supervisor(store, "kvps run", self._find, options=log_options)
+        launched_by = launcher.this_process("kvps run", most)
+        self._supervisor = Supervisor(store, launched_by, self._find, options=log_options)
         self._kept = kept
+        self._most = most
         self._shown = 0  # the version whose figures were shown
 
     def train(
         self, command: Sequence[str], workers: int, settings: Mapping[str, Any], aggregators: int
     ) -> tuple[Job | None, list[Child]]:
-        """Run the copies until they have ended. Return the job that they made, if any, and the copies."""
+        """Run the copies until they have ended; the job waits for `workers` of them. Return the job that they made, if
+        any, and the copies."""
         supervisor = self._supervisor
         try:
             serving = aggregate(supervisor, self._name, aggregators, self._kept.aggregator_options())
             copies = []
-            for rank in range(workers):
+            for rank in range(self._most):
                 # Otherwise Python keeps its output in a buffer, because stdout is a pipe.
                 environment = {"PYTHONUNBUFFERED": "1"}
                 environment |= launch.of_copy(rank, workers, self._name, self._id, settings)
@@ -130,7 +138,8 @@ class _Run:
             job = self._job_made(copies)
             if job:
                 with self._kept.logging_to(job, self._quiet), Display(job, {}, self._quiet) as display:
-                    follow(supervisor, job, serving, copies, display, lambda state: self._show_figures(job, state))
+                    scaled = Copies(supervisor, copies, workers)
+                    follow(supervisor, job, serving, scaled, display, lambda state: self._show_figures(job, state))
                 finish(supervisor, job, serving)
                 self._show_figures(job, job.state())
             return job, copies

@@ -15,7 +15,7 @@ from kvps_workers.rounds import rounds_of
 
 from kvps import optim
 from kvps.config import SPECS, JobConfig
-from kvps.config.specs import as_text
+from kvps.config.specs import as_text, why_not
 from kvps.errors import InvalidSetting
 from kvps.topologies import TOPOLOGIES, added_by, as_options
 from kvps_cli.options import SharedOptions, is_given
@@ -24,6 +24,10 @@ WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
 _OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
 _TASKS_ONLY = (*_OF_TASK, "partition", "push_every", "procs", "inner_optimizer")  # a script has its own loop
+_ELASTIC = (
+    "With MIN:MAX, of a job that hands out units, that holds of MIN workers, and up to MAX are kept at work: see kvps "
+    "scale."
+)
 _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
@@ -35,17 +39,24 @@ class JobOptions(SharedOptions):
     optimizer  the value of --optimizer
     lr         the value of --lr
     topology   what --topology stands for, as a line to print; "" if it was not given
+    most       the most workers that are kept at work; it is `workers` unless --workers is MIN:MAX
     """
 
     given: Mapping[str, Any]
     optimizer: str
     lr: float | None
     topology: str
+    most: int
 
     @property
     def workers(self) -> int:
-        """The number of workers that train."""
+        """The number of workers that train, or for which the job waits if more may."""
         return int(self.given.get("workers", WORKERS))
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of workers may change while the job trains."""
+        return self.most > self.workers
 
     @classmethod
     def parameters(cls) -> list[Parameter]:
@@ -56,6 +67,8 @@ class JobOptions(SharedOptions):
     @classmethod
     def of(cls, context: typer.Context, values: Mapping[str, Any]) -> Self:
         """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
+        least, most = parse_workers(values["workers"])
+        values = {**values, "workers": least}
         typed = {name: value for name, value in values.items() if is_given(context, name)}
         topology = typed.pop("topology", None)
         added = {} if topology is None else added_by(topology, typed, values)
@@ -67,7 +80,8 @@ class JobOptions(SharedOptions):
         if "inner_optimizer" in given:
             given["inner_optimizer"] = optim.parse(values["inner_optimizer"])
         line = "" if topology is None else f"topology {topology}: {as_options(added) or 'as you said'}"
-        return cls(given=given, optimizer=values["optimizer"], lr=values["lr"], topology=line, **of_task)
+        most = max(most, given.get("workers", 0))
+        return cls(given=given, optimizer=values["optimizer"], lr=values["lr"], topology=line, most=most, **of_task)
 
 
 @dataclass(frozen=True)
@@ -95,9 +109,27 @@ class TaskOptions(JobOptions):
             chosen["inner_optimizer"] = optim.parse(self.inner, task.lr)
         config = JobConfig(task=name, **chosen)
         if self.data == "static":
+            if self.elastic:
+                raise InvalidSetting(
+                    f"--workers {self.workers}:{self.most} is for a job that hands out units, which any number of "
+                    f"workers shares: give --data units too, or one number"
+                )
             return config
         # Rounds that end by the clock are no units, which JobConfig says of any number.
         return replace(config, units=1 if config.timed_rounds else rounds_of(len(task.data(0, 1, np)[0]), config))
+
+
+def parse_workers(text: str) -> tuple[int, int]:
+    """Return (2, 8) for "2:8", and (4, 4) for "4". Raises InvalidSetting."""
+    least, colon, most = text.partition(":")
+    if not _WHOLE.fullmatch(least) or (colon and not _WHOLE.fullmatch(most)):
+        raise InvalidSetting(f"--workers must be a number or MIN:MAX, as in 4 or 2:8, not {text!r}")
+    lowest, highest = int(least), int(most or least)
+    if lowest > highest:
+        raise InvalidSetting(f"--workers MIN:MAX: MAX must not be less than MIN, as in {text}")
+    if colon and (why := why_not(SPECS["workers"], highest)):
+        raise InvalidSetting(f"--workers MIN:MAX: MAX {why}")
+    return lowest, highest
 
 
 def _is_sgd_without_rate(text: str) -> bool:
@@ -136,7 +168,8 @@ def _option(f: Field[Any]) -> Parameter:
     if default is MISSING:
         default = optim.SGD.kind
     elif f.name == "workers":
-        default = WORKERS
+        default = str(WORKERS)
+        more |= {"help": f"{spec.help} {_ELASTIC}", "metavar": "N|MIN:MAX"}
     elif f.name.endswith("_ms"):
         default /= 1000
     if spec.read or (spec.bounds and spec.choices):  # a number or a word

@@ -33,6 +33,7 @@ from kvps_cli.prove.fault_injection import FaultInjection, replayed
 from kvps_cli.supervise import Child, Supervisor
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.progress import Display, Figures, aggregate, aggregators_option, check_trained, finish, follow
+from kvps_cli.train.scale import Copies
 from kvps_cli.train.settings import TaskOptions, check_prefetch
 
 
@@ -66,7 +67,7 @@ def up(
     server: connect.ServerOptions,
 ) -> None:
     """Train a task on this machine. One command starts server, aggregator and workers."""
-    factors = options.slow_factors(slow or [], settings.workers)
+    factors = options.slow_factors(slow or [], settings.most)
     if kill_every is not None and not kill_every >= 0.1:
         raise InvalidSetting(f"--kill-every must be 0.1 seconds or more, not {kill_every:g}")
     if job is not None:
@@ -79,10 +80,11 @@ def up(
     if kill_every is not None and kept.log_keep and not kept.kept_log.directory:
         raise InvalidSetting("--kill-every proves the whole log: give --checkpoints DIR too, or leave out --log-keep")
     loaded = load_task(task)
-    config = replace(settings.job_config(task, loaded), launched_by=launcher.this_process("kvps up"))
+    launched_by = launcher.this_process("kvps up", settings.most)
+    config = replace(settings.job_config(task, loaded), launched_by=launched_by)
     check_prefetch(prefetch, config)
     # Ask the task for data and parameters before anything is started or stored.
-    rounds = _rounds(loaded, config)
+    rounds = _rounds(loaded, config, settings.most)
     config = config if config.units or config.timed_rounds else replace(config, rounds=max(rounds.values()))
     quiet = start_log(quiet, verbose)
     params = parameters_of(loaded, config, quiet)
@@ -96,7 +98,7 @@ def up(
         trial = FaultInjection(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
         arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
-        supervisor = Supervisor(store, "kvps up", lambda: created, not trial, log_options(quiet, verbose))
+        supervisor = Supervisor(store, launched_by, lambda: created, not trial, log_options(quiet, verbose))
         display = Display(created, rounds, quiet)
         with kept.logging_to(created, quiet, holds_newest=True) as rows:
             workers = _train(supervisor, created, display, arguments, aggregators or (2 if trial else 1), kept, trial)
@@ -109,11 +111,11 @@ def up(
     check_trained(name, version, workers)
 
 
-def _rounds(task: Task, config: JobConfig) -> dict[str, int]:
-    """Return worker -> how many rounds it will do; with units, about how many; how many samples, if rounds end by the
-    clock."""
+def _rounds(task: Task, config: JobConfig, most: int) -> dict[str, int]:
+    """Return worker -> how many rounds it will do; with units, about how many if `most` workers share them; how many
+    samples, if rounds end by the clock."""
     if config.units:
-        return {f"w{rank}": -(-config.units // config.workers) for rank in range(config.workers)}
+        return {f"w{rank}": -(-config.units // most) for rank in range(most)}
     each = (Rounds(task, config, rank, np) for rank in range(config.workers))
     return {f"w{rank}": r.samples_in_all if config.timed_rounds else r.total for rank, r in enumerate(each)}
 
@@ -135,7 +137,7 @@ def _train(
             acks = ("--acks", str(trial.acks(worker))) if trial else ()
             workers.append(supervisor.start(worker, "worker", "--job", job.name, "--id", worker, *own, *acks))
         with display, trial.killing(supervisor, job) if trial else nullcontext():
-            follow(supervisor, job, serving, workers, display)
+            follow(supervisor, job, serving, Copies(supervisor, workers, job.config.workers), display)
         finish(supervisor, job, serving)
         return workers
     finally:

@@ -73,6 +73,31 @@ def test_a_job_of_a_task_has_its_choices_where_nothing_was_given() -> None:
     assert config.units > 0
 
 
+def test_a_job_with_units_may_have_a_smallest_and_a_largest_number_of_workers() -> None:
+    settings = settings_of(TaskOptions, "-w 2:8 --data units")
+    assert (settings.workers, settings.most, settings.elastic) == (2, 8, True)
+    assert settings.job_config("digits", load_task("digits")).workers == 2
+    settings = settings_of(TaskOptions, "-w 2:2")
+    assert (settings.given, settings.most, settings.elastic) == ({"workers": 2}, 2, False)
+    assert settings_of(TaskOptions).most == WORKERS
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        ("8:2", "--workers MIN:MAX: MAX must not be less than MIN, as in 8:2"),
+        ("2:", "--workers must be a number or MIN:MAX, as in 4 or 2:8, not '2:'"),
+        ("2:x", "--workers must be a number or MIN:MAX, as in 4 or 2:8, not '2:x'"),
+        ("2:9999", "--workers MIN:MAX: MAX must be a whole number from 1 to 4096, not 9999"),
+        ("2:3", "--workers 2:3 is for a job that hands out units, which any number of workers shares: give --data"),
+    ],
+)
+def test_numbers_of_workers_that_cannot_be_are_refused_in_one_line(workers: str, words: str) -> None:
+    with pytest.raises(kvps.InvalidSetting) as caught:
+        settings_of(TaskOptions, f"-w {workers}").job_config("digits", load_task("digits"))
+    assert str(caught.value).startswith(words)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

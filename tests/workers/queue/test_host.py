@@ -112,6 +112,53 @@ def test_who_waits_in_a_later_job_makes_way_for_an_older_one_that_lost_a_host(
     assert sorted(codes) == [-signal.SIGKILL, 128 + signal.SIGTERM, 128 + signal.SIGTERM]
 
 
+def test_a_host_to_spare_joins_a_job_that_wants_more_until_another_needs_it(
+    digits: Callable[..., Job], start: Start, queue: TaskQueue
+) -> None:
+    aggregator = start("aggregator", "start")
+    wide = digits("wide", workers=1, units=10**6)
+    queue.submit(wide, {f"w{rank}": 20 for rank in range(3)}, most=3)
+    hosts = [start("worker", "--queue") for _ in range(2)]
+
+    def at_work() -> set[str]:
+        return {member.worker for member in wide.state().members.values() if member.active}
+
+    assert eventually(lambda: at_work() == {"w0", "w1"} and min(wide.clock().values()) > 1)
+    other = digits("other", workers=1)
+    queue.submit(other)
+    assert eventually(lambda: other.state().finished(other.config))
+    assert eventually(lambda: at_work() == {"w0", "w2"})
+    assert [member.incarnation[:2] for member in wide.state().members.values()] == ["1-"] * 3, "w0 was left alone"
+    with pytest.raises(kvps.InvalidSetting, match="hands out no units"):
+        queue.submit(other, most=2)
+    assert queue.cancel("wide") == (1, 2)
+    assert [host.end() for host in hosts] == [128 + signal.SIGTERM] * 2
+    assert aggregator.end() == 128 + signal.SIGTERM
+
+
+def test_tasks_that_no_host_was_free_for_are_withdrawn_when_their_job_is_finished(
+    digits: Callable[..., Job], start: Start, store: Store, raw: Any
+) -> None:
+    submitted = kvps_run("submit", "digits", "-w", "1:3", "--data", "units", *TINY)
+    assert submitted.returncode == 0, submitted.stderr
+    assert "up to 3 hosts train it while no other job needs them" in submitted.stderr
+    shown = kvps_run("queue").stdout
+    assert re.findall(r"(w\d) +kvps +waits *(.*?) *\n", shown) == [
+        ("w0", ""),
+        ("w1", "if a host is free"),
+        ("w2", "if a host is free"),
+    ]
+    aggregator = start("aggregator", "start", "--job", "digits")
+    done = kvps_run("worker", "--queue", "--burst")
+    assert done.returncode == 0, done.stderr
+    assert "digits w1" not in done.stderr
+    assert aggregator.wait() == 0
+    job = store.job("digits")
+    assert job.state().finished(job.config)
+    assert set(job.state().members) == {"w0"}
+    assert raw.llen("rq:queue:kvps") == 0
+
+
 def test_a_job_wider_than_the_hosts_waits_and_says_so_and_can_be_cancelled(
     digits: Callable[..., Job], start: Start, queue: TaskQueue, raw: Any
 ) -> None:

@@ -11,6 +11,9 @@ put back goes to its place in that order. So the running tasks are the oldest on
 its workers. The jobs before it end, and their hosts take its other tasks. Only a lost host leaves a gap in that order.
 Then a host whose job was submitted later and cannot continue makes way (`_makes_way`). So the oldest unfinished job
 always gets its hosts, if there are as many as it has workers. If there are fewer, it waits and says so.
+
+A job may have optional tasks, for hosts to spare. They are in the queue behind all others, and a host that runs one
+makes way for any task that a job needs. What is left of them when their job is finished is withdrawn.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from kvps_workers.queue.liveness import LivenessTracker
 from kvps_workers.queue.queue import QueueRow, TaskQueue
 from kvps_workers.queue.task_process import AWAY, REMOVED
 from kvps_workers.queue.task_runner import HostResources, TaskProcess
-from kvps_workers.queue.worker_task import WorkerTask, submitted
+from kvps_workers.queue.worker_task import WorkerTask, is_optional, place_of
 
 log = logging.getLogger("kvps.host")
 
@@ -93,8 +96,11 @@ class Host:
             log.warning("refused %r: %s", id, error)
             self._queue.release(*self._held, "refused", f"refused: {error}")
         else:
-            log.info("%s: taken", task)
-            self._run(task)
+            if self._is_finished(task):
+                self._queue.release(*self._held, "canceled", "its job is finished")
+            else:
+                log.info("%s: taken", task)
+                self._run(task)
         self._held = _NONE
         return True
 
@@ -127,17 +133,20 @@ class Host:
         if mine.cancelled:
             return "canceled", "it was cancelled"
         if self._makes_way(task, next((row.id for row in rows if row.state == "waits"), "")):
-            return "queued", "it makes way for a job that was submitted before"
+            return "queued", "it makes way for a job that needs this host more"
         return "", ""
 
     def _makes_way(self, task: WorkerTask, first: str) -> bool:
         """Return whether the task at the front of the queue should have this host: its job is older, no other host has
-        taken it for `_MAKES_WAY_S`, and this host's job commits nothing until more workers come."""
+        taken it for `_MAKES_WAY_S`, and this host's job commits nothing until more workers come; or its job needs it,
+        and this host's job can do without."""
         if first != self._first[0]:
             self._first = (first, time.monotonic())
-        ours, theirs = submitted(self._held[0]), submitted(first)
+        ours, theirs = place_of(self._held[0]), place_of(first)
         if ours is None or theirs is None or theirs >= ours or time.monotonic() - self._first[1] < _MAKES_WAY_S:
             return False
+        if is_optional(self._held[0]):
+            return not is_optional(first)
         with suppress(Exception):  # a job that cannot be read makes way too
             job = self._job(task)
             members = job.state().members.values()
@@ -150,7 +159,7 @@ class Host:
         if code == 0:
             self._close(task, "finished", "it has done its rounds")
         elif code in (1, 2):
-            missed = self._is_missed(task)
+            missed = not is_optional(self._held[0]) and self._is_missed(task)
             self._close(task, "failed", last or f"its process ended with code {code}")
             if missed and any(self._queue.cancel(task.job)):
                 log.warning("job %s is cancelled, for it cannot begin without %s", task.job, task.worker)
@@ -195,6 +204,13 @@ class Host:
                 job.evict(member)
             return str(state.version)
         return ""
+
+    def _is_finished(self, task: WorkerTask) -> bool:
+        """Return whether a task's job is finished, so that there is nothing to do for another worker."""
+        with suppress(Exception):
+            job = self._job(task)
+            return job.state().finished(job.config)
+        return False
 
     def _is_missed(self, task: WorkerTask) -> bool:
         """Return whether a task's job has not begun, and cannot begin without this worker."""

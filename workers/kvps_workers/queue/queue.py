@@ -6,8 +6,9 @@ host, whichever process is killed. docs/experiments.md shows what RQ's own worke
 
 Nothing that is read here is unpickled or imported (see `worker_task`), and a host listens to none of RQ's commands.
 
-A task's id is <when its job was submitted, us>-<job>-<worker>, with _ for what RQ does not take in an id. The queue is
-kept in the order of these times. The description is <job> <worker>, and says which job a task is of.
+A task's id is <place>-<job>-<worker>, with _ for what RQ does not take in an id. The place is when the job was
+submitted, us, and much more for a task without which the job can do. The queue is kept in the order of these places.
+The description is <job> <worker>, and says which job a task is of.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 from kvps.connection.client import Client
 from kvps.connection.sockets import client_name
 from kvps.connection.urls import redacted
-from kvps.errors import CorruptData, InvalidTask, NoServer, ServerError, ServerLost, ServerUnfit
+from kvps.errors import CorruptData, InvalidSetting, InvalidTask, NoServer, ServerError, ServerLost, ServerUnfit
 from kvps.job import Job
 from kvps.machine import process
 from kvps.parsing import Fields
 from kvps.protocol.keys import check_name
 from kvps.protocol.lua_scripts import evaluate, load_scripts
 from kvps.server import private_server
-from kvps_workers.queue.worker_task import WorkerTask
+from kvps_workers.queue.worker_task import WorkerTask, place
 
 CPU, GPU = "kvps", "kvps-gpu"
 QUEUES = (CPU, GPU)
@@ -123,17 +124,21 @@ class TaskQueue:
 
     # -- submitting and looking -------------------------------------------------------------------------------
 
-    def submit(self, job: Job, slow: Mapping[str, float] | None = None, prefetch: bool = False) -> None:
+    def submit(self, job: Job, slow: Mapping[str, float] | None = None, prefetch: bool = False, most: int = 0) -> None:
         """Put a task for each worker of a job into the queue, in one step: no other task comes between them.
 
         `slow` stretches the steps of the workers it names. With `prefetch`, the next weights arrive while they compute.
+        Tasks of more workers than the job waits for, up to `most` in all, come behind all that jobs need, for hosts
+        that are free while the job trains. Raises InvalidSetting for these if the job hands out no units.
         """
+        if most > job.config.workers and not job.config.units:
+            raise InvalidSetting(f"job {job.name!r} hands out no units, so that more workers would have no data")
         seconds, us = map(int, self._client.call("TIME"))
-        tasks = []
-        for worker in (f"w{rank}" for rank in range(job.config.workers)):
-            task = WorkerTask(job.name, job.id, worker, float((slow or {}).get(worker, 1)), prefetch)
-            readable = _NOT_IN_IDS.sub("_", job.name)
-            tasks += [f"{seconds * 1_000_000 + us}-{readable}-{worker}", task.payload(), str(task)]
+        tasks, readable = [], _NOT_IN_IDS.sub("_", job.name)
+        for rank in range(max(job.config.workers, most)):
+            task = WorkerTask(job.name, job.id, f"w{rank}", float((slow or {}).get(f"w{rank}", 1)), prefetch)
+            first = place(seconds * 1_000_000 + us, optional=rank >= job.config.workers)
+            tasks += [f"{first}-{readable}-{task.worker}", task.payload(), str(task)]
         self._run("submit", name=self.name, tasks=tasks)
 
     def cancel(self, job: str) -> tuple[int, int]:

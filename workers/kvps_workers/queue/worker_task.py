@@ -16,6 +16,7 @@ from kvps.protocol.keys import check_name
 
 FUNCTION = "kvps.train"  # nothing imports it: RQ's own worker fails on it, and loses nothing
 _MOST_SLOW = 1000.0
+_OPTIONAL = 10**16  # us since 1970: a time that no clock will show
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,21 @@ class WorkerTask:
         return task
 
 
-def submitted(id: str) -> int | None:
-    """Return when the job of a task was submitted, in us; None if the task's id does not say."""
+def place(submitted_us: int, optional: bool) -> int:
+    """Return the place in the queue of the tasks of a job that was submitted then: the tasks that a job only takes if
+    there are hosts to spare come behind all that jobs need."""
+    return submitted_us + (_OPTIONAL if optional else 0)
+
+
+def place_of(id: str) -> int | None:
+    """Return the place of a task in the queue; None if the task's id does not say."""
     first, dash, _ = id.partition("-")
     return int(first) if dash and first.isdecimal() and first.isascii() and len(first) < 20 else None
+
+
+def is_optional(id: str) -> bool:
+    """Return whether a task's job can do without it."""
+    return (place_of(id) or 0) >= _OPTIONAL
 
 
 def _clipped(value: Any) -> str:

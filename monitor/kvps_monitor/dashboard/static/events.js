@@ -42,6 +42,8 @@ function facts(job, event, whole_) {
       return [`shard ${event.shard} by ${event.holder} (term ${whole(event.term)})`];
     case "release":
       return [`by ${event.holder} (term ${event.term})`];
+    case "scale":
+      return [`from ${whole(event.before)} to ${plural(event.workers, "worker")}`];
     default:
       return [];
   }

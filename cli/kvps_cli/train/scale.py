@@ -1,0 +1,104 @@
+"""How many workers of a job `kvps up` or `kvps run` keeps at work, and `kvps scale`, which changes that number.
+
+The number is in a key of the job, with a time to live: the command that keeps the workers writes it, and reads it five
+times a second. So `kvps scale`, which writes only where there is a number, is never heard by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from kvps.errors import InvalidSetting, KvpsError, UsageError, counted
+from kvps.job import Job
+from kvps.machine.launcher import Launcher
+from kvps.parsing import whole
+from kvps_cli import connect, options
+from kvps_cli.output import say
+from kvps_cli.supervise import Child, Supervisor
+
+_KEPT_MS = 10_000  # how long a number stays when nobody reads it any more
+_NUMBER = "the number of workers to keep"
+
+
+class Copies:
+    """The processes that train a job, one for each worker that may be at work. All are started at first.
+
+    all   the processes, by the ranks of their workers, also those that have ended or were asked to leave
+    """
+
+    def __init__(self, supervisor: Supervisor, all: Sequence[Child], least: int) -> None:
+        self.all = all
+        self._supervisor = supervisor
+        self._least = least
+        self._wanted = len(all)
+
+    def follow_scale(self, job: Job) -> None:
+        """Start copies or ask some to leave if `kvps scale` was called since the last call."""
+        if self._least == len(self.all):
+            return
+        client, key = job.access.client, job.access.keys.copies
+        number, _ = client.together([("GET", key), ("PEXPIRE", key, _KEPT_MS)])
+        if number is None:
+            client.call("SET", key, self._wanted, "PX", _KEPT_MS)
+            return
+        wanted = whole(number, _NUMBER, self._least, len(self.all))
+        if wanted != self._wanted:
+            before, self._wanted = self._wanted, wanted
+            self._scale(wanted)
+            entry = ("kind", "scale", "workers", wanted, "before", before)
+            client.call("XADD", job.access.keys.commits, "NOMKSTREAM", "*", *entry)
+
+    def _scale(self, wanted: int) -> None:
+        """Have `wanted` copies. The highest ranks leave first; the lowest come back first."""
+        kept = [child for child in self.all if not child.done and not child.leaving]
+        away = [child for child in self.all if child not in kept]
+        for child in kept[wanted:]:
+            self._supervisor.dismiss(child)
+        for child in away[: max(0, wanted - len(kept))]:
+            self._supervisor.recall(child)
+
+
+def scale(
+    job: options.JobName,
+    workers: Annotated[int, typer.Argument(metavar="N", help="How many workers to keep, from MIN to MAX.")],
+    redis: options.Redis = None,
+) -> None:
+    """Have the kvps up or kvps run that trains a job with --workers MIN:MAX keep N workers at work.
+
+    It starts more, or asks some to leave: what they were computing goes to others.
+    """
+    with connect.existing_job(redis, job) as opened:
+        config = opened.config
+        launched = Launcher.of(config.launched_by) if config.launched_by else None
+        if launched is None or launched.is_dead:
+            start = f": start more with {connect.start_of(opened)}" if config.units else ""
+            raise UsageError(f"no kvps up or kvps run keeps the workers of job {job!r}{start}")
+        if launched.most <= config.workers:
+            raise UsageError(
+                f"{launched} keeps {counted(config.workers, 'worker')} of job {job!r}: --workers MIN:MAX makes a job "
+                f"whose number may change"
+            )
+        if not config.workers <= workers <= launched.most:
+            raise InvalidSetting(
+                f"{launched} keeps {config.workers} to {launched.most} workers of job {job!r}, not {workers}"
+            )
+        key = opened.access.keys.copies
+        before, written = opened.access.client.together([("GET", key), ("SET", key, workers, "XX", "KEEPTTL")])
+        if not written:
+            raise KvpsError(
+                f"{launched} does not keep the workers of job {job!r} now: it has ended, or cannot be reached"
+            )
+        say(f"job {job}: {_change(whole(before, _NUMBER), workers)}")
+
+
+def _change(before: int, workers: int) -> str:
+    if workers == before:
+        return f"{counted(workers, 'worker')}, as before"
+    more = workers - before
+    what = f"{more} more {'starts' if more == 1 else 'start'}"
+    if more < 0:
+        what = f"{-more} {'is' if more == -1 else 'are'} asked to leave"
+    return f"from {before} to {counted(workers, 'worker')}: {what}"

@@ -1,0 +1,222 @@
+"""Jobs with units while workers come and go: `kvps run` and `kvps up -w MIN:MAX`, `kvps scale`, and copies that are
+started by hand. Real processes; who did which unit is read from the log."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import LONG, TINY, Started, kvps_run, refused
+from helpers.harness import gradient, model
+from helpers.paths import TESTS
+from helpers.waiting import eventually
+
+import kvps
+from kvps.job import Job
+from kvps.machine import launcher
+from kvps.protocol.keys import JobKeys
+
+pytestmark = pytest.mark.slow  # each starts whole commands
+
+UNITS, SETTINGS = 400, {"units": 400, "units_per_round": 4, "backup_after": 0}
+SCRIPT = f"""
+import pathlib, time
+import kvps
+from helpers.harness import gradient, model
+
+with kvps.from_env() as worker:
+    job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05), **{SETTINGS})
+    with job.join(worker.id) as session:
+        while (unit := session.next_unit()) is not None:
+            params = session.pull()
+            if not pathlib.Path("hurry").exists():
+                time.sleep(0.3)
+            session.push(gradient(params, 0, unit))
+    print(worker.rank, worker.workers, worker.id)
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's directory, with a script in it that takes its time until there is a file `hurry`."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "static.py").write_text(SCRIPT.replace(f", **{SETTINGS}", ""))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    return tmp_path
+
+
+def made(store: kvps.Store, name: str) -> Job:
+    """The job of that name, as soon as it is there."""
+    assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
+    return store.job(name)
+
+
+def at_work(job: Job) -> set[str]:
+    return {member.worker for member in job.state().members.values() if member.active}
+
+
+def scaled(job: str, workers: int) -> str:
+    """What `kvps scale` says."""
+    done = kvps_run("scale", job, str(workers))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1), done.stderr
+    return done.stderr.rstrip("\n")
+
+
+def check_units(job: Job, units: int) -> None:
+    """Each unit is in exactly one commit."""
+    counted = [c.unit for commit in job.log() for c in commit.plan.contributions]
+    assert sorted(map(int, counted)) == list(range(units))
+
+
+def alone() -> dict[str, Any]:
+    """The weights that the job of the script has if one worker does all of it."""
+    with kvps.local(model(), optimizer=kvps.SGD(lr=0.05), **SETTINGS) as job:
+        with job.join() as session:
+            while (unit := session.next_unit()) is not None:
+                session.push(gradient(session.pull(), 0, unit))
+        assert job.await_finished()
+        return job.snapshot()[1]
+
+
+def test_a_run_keeps_as_many_copies_as_it_is_told_and_one_more_joins_by_hand(
+    lasting: kvps.Store, here: Path, start: Any
+) -> None:
+    running = start("run", "-w", "1:3", "--", sys.executable, "train.py")
+    job = made(lasting, "train")
+    assert job.config.workers == 1
+    assert eventually(lambda: at_work(job) == {"w0", "w1", "w2"})
+    killed = job.state().members["w1"].pid
+    os.kill(killed, signal.SIGKILL)
+    running.until(f"w1 (process {killed}) was killed (SIGKILL): ")
+    assert eventually(lambda: at_work(job) == {"w0", "w1", "w2"})
+
+    assert scaled("train", 1) == "job train: from 3 to 1 worker: 2 are asked to leave"
+    running.until("was asked to leave, and left")
+    assert eventually(lambda: at_work(job) == {"w0"})
+    assert scaled("train", 1) == "job train: 1 worker, as before"
+
+    more = Started([sys.executable, "train.py"], os.environ | {"KVPS_JOB": "train"})
+    assert eventually(lambda: len(at_work(job)) == 2)
+    (by_hand,) = at_work(job) - {"w0"}
+    assert re.fullmatch("x[0-9a-f]{6}", by_hand)
+    assert eventually(lambda: job.clock()[by_hand] > 2)
+
+    assert scaled("train", 3) == "job train: from 1 to 3 workers: 2 more start"
+    assert eventually(lambda: at_work(job) == {"w0", "w1", "w2", by_hand})
+    assert "keeps 1 to 3 workers of job 'train', not 4" in refused("scale", "train", "4")
+    assert "not 0" in refused("scale", "train", "0")
+
+    (here / "hurry").touch()
+    assert more.output() == f"3 1 {by_hand}\n"
+    assert "w2: 2 1 w2" in running.output()
+    check_units(job, UNITS)
+    for name, array in alone().items():
+        assert job.snapshot()[1][name].tobytes() == array.tobytes(), "whoever came and went"
+    logged = [f for f in job.page("0-0") if f[1]["kind"] == "scale"]
+    assert [(f["before"], f["workers"]) for _, f in logged] == [("3", "1"), ("1", "3")]
+    assert "from 1 to 3 workers" in kvps_run("log", "train", "-n", "0").stdout
+    assert "no kvps up or kvps run keeps the workers of job 'train'" in refused("scale", "train", "2")
+
+
+def test_a_copy_that_is_called_back_while_it_leaves_is_started_again(
+    lasting: kvps.Store, here: Path, start: Any
+) -> None:
+    """It takes its time, and the signal: it is stopped meanwhile."""
+    running = start("run", "-w", "1:2", "--", sys.executable, "train.py")
+    job = made(lasting, "train")
+    assert eventually(lambda: at_work(job) == {"w0", "w1"})
+    leaving = job.state().members["w1"].pid
+    os.kill(leaving, signal.SIGSTOP)
+    scaled("train", 1)
+    assert eventually(lambda: any(f["kind"] == "scale" for _, f in job.entries()))
+    scaled("train", 2)
+    assert eventually(lambda: sum(f["kind"] == "scale" for _, f in job.entries()) == 2)
+    os.kill(leaving, signal.SIGCONT)
+    said = running.until("started again as process").splitlines()[-1]
+    assert said.startswith(f"w1 (process {leaving}) was asked to leave, and left: ")
+    assert eventually(lambda: at_work(job) == {"w0", "w1"})
+    (here / "hurry").touch()
+    assert running.wait() == 0
+    check_units(job, UNITS)
+
+
+def test_a_copy_that_does_not_leave_is_killed(lasting: kvps.Store, here: Path, start: Any) -> None:
+    running = start("run", "-w", "1:2", "--worker-timeout", "60", "--", sys.executable, "train.py")
+    job = made(lasting, "train")
+    assert eventually(lambda: at_work(job) == {"w0", "w1"})
+    os.kill(job.state().members["w1"].pid, signal.SIGSTOP)
+    scaled("train", 1)
+    running.until("was asked to leave, and was killed after 10 s")
+    (here / "hurry").touch()
+    assert running.wait() == 0
+    check_units(job, UNITS)
+
+
+def test_the_workers_of_up_are_scaled_and_others_join_them(lasting: kvps.Store, start: Any) -> None:
+    up = start("up", "digits", "-w", "1:3", "--data", "units", *LONG, "--slow", "w0=30x", "--slow", "w2=30x")
+    job = made(lasting, "digits")
+    assert eventually(lambda: at_work(job) == {"w0", "w1", "w2"})
+    assert scaled("digits", 1) == "job digits: from 3 to 1 worker: 2 are asked to leave"
+    assert eventually(lambda: at_work(job) == {"w0"})
+    left = [f["worker"] for _, f in job.entries() if f["kind"] == "leave"]
+    assert sorted(left) == ["w1", "w2"], "they were not evicted"
+    more = start("worker", "--job", "digits")
+    more.until("joined as w3")
+    assert eventually(lambda: job.clock()["w3"] > 3)
+    assert up.end() == 128 + signal.SIGTERM
+
+
+def test_a_short_elastic_job_ends_by_itself(lasting: kvps.Store) -> None:
+    done = kvps_run("up", "digits", "-w", "1:2", "--data", "units", *TINY)
+    assert done.returncode == 0, done.stderr
+    job = lasting.job("digits")
+    check_units(job, job.config.units)
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_what_has_no_units_is_refused_in_one_line_that_says_so(lasting: kvps.Store, here: Path) -> None:
+    done = kvps_run("run", "-w", "1:2", "--", sys.executable, "static.py")
+    assert done.returncode == 1
+    words = "kvps: error: kvps run -w 1:2 is for a job that hands out units, which any number of workers shares: "
+    assert f"w0: {words}" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "--data units" in refused("up", "digits", "-w", "1:2")
+    assert "--data units" in refused("submit", "digits", "-w", "1:2")
+    lasting.create_job("static", model())
+    by_hand = subprocess.run(
+        [sys.executable, "static.py"], env=os.environ | {"KVPS_JOB": "static"}, capture_output=True, text=True
+    )
+    assert by_hand.returncode == 1
+    (line,) = by_hand.stderr.splitlines()
+    assert line.startswith(
+        "kvps: error: KVPS_JOB=static: that job hands out no units, so that one more copy would have"
+    )
+
+
+def test_scale_says_why_nothing_happens(lasting: kvps.Store, here: Path) -> None:
+    assert "no job 'none'" in refused("scale", "none", "2", code=1)
+    lasting.create_job("free", model(), units=9)
+    assert "no kvps up or kvps run keeps the workers of job 'free': start more with its own" in refused(
+        "scale", "free", "2"
+    )
+    lasting.create_job("fixed", model(), workers=2, units=9, launched_by=launcher.this_process("kvps run", 2))
+    words = (
+        f"kvps run (process {os.getpid()} on {os.uname().nodename}) keeps 2 workers of job 'fixed': --workers MIN:MAX"
+    )
+    assert words in refused("scale", "fixed", "2")
+    lasting.create_job("deaf", model(), workers=2, units=9, launched_by=launcher.this_process("kvps run", 3))
+    assert "does not keep the workers of job 'deaf' now" in refused("scale", "deaf", "3", code=1)
+    assert lasting.client.call("EXISTS", JobKeys("deaf").copies) == 0
+    far = json.loads(launcher.this_process("kvps up", 3)) | {"host": "far", "space": "another boot", "pid": 7}
+    lasting.create_job("far", model(), workers=2, units=9, launched_by=json.dumps(far))
+    lasting.client.call("SET", JobKeys("far").copies, 3)
+    assert scaled("far", 2) == "job far: from 3 to 2 workers: 1 is asked to leave"
