@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
+from kvps.config import JobConfig
 from kvps.config.unit_rounds import UnitRounds
 from kvps.errors import counted
 from kvps.protocol.job_state import Begin, Commit, State
@@ -33,13 +34,14 @@ def digest_of(shard: str) -> str:
 class Chain:
     """The checked part of a log. `uses`: base version -> the last version with a contribution computed on it."""
 
-    def __init__(self, begin: Begin, state: State, shards: int, unit_rounds: UnitRounds | None = None) -> None:
+    def __init__(self, begin: Begin, state: State, shards: int, config: JobConfig | None = None) -> None:
         self.version, self.head, self.contributions = begin
         self.uses: dict[int, int] = {}
         self._ranks = {member.worker: member.rank for member in state.members.values()}
         self._seqs: dict[tuple[str, str], int] = {}
         self._shards = shards
-        self._unit_rounds = unit_rounds
+        self._unit_rounds = config.unit_rounds if config else None
+        self._staleness = config.staleness if config else 0
         self._own = state.begin.version
 
     def add(self, commit: Commit) -> None:
@@ -96,8 +98,7 @@ class Chain:
                 yield f"contribution {c.seq} of {c.worker} was committed before"
             self._seqs[c.worker, c.incarnation] = c.seq
 
-    @staticmethod
-    def _wrong_units(plan: Plan, rounds: UnitRounds) -> Iterator[str]:
+    def _wrong_units(self, plan: Plan, rounds: UnitRounds) -> Iterator[str]:
         """Yield what is wrong with the units of a plan: they are those of its round, each once, in their order."""
         units = [c.unit for c in plan.contributions if c.unit is not None]
         if any(later <= earlier for earlier, later in pairwise(units)):
@@ -105,3 +106,7 @@ class Chain:
         wanted = rounds.units_of(plan.version - 1)
         if sorted(units + [c.unit for c in plan.rejected if c.unit is not None]) != list(wanted):
             yield f"it is not made of units {wanted.start} to {wanted.stop - 1}, which are those of its round"
+        oldest = plan.version - 1 - self._staleness
+        for c in plan.contributions:
+            if c.base < oldest:
+                yield f"unit {c.unit} was computed on version {c.base}, and its round allows none before {oldest}"

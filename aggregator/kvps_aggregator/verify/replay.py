@@ -95,7 +95,7 @@ def prove(
     that far.
     """
     version, flat = stored
-    chain, replay, differs = Chain(log.begin, state, layout.shards, config.unit_rounds), None, ""
+    chain, replay, differs = Chain(log.begin, state, layout.shards, config), None, ""
     logged: tuple[str, ...] = ()
     made = None
     if not start and log.begin.version:
@@ -117,7 +117,7 @@ def prove(
             inherited = log.inherited() if format_of(config.gradient_format).lossy else {}
             replay = Replay(config, layout, source, chain.uses if source.wants_weights else {}, inherited, start)
             made = replay.weights() if version == replay.version else None
-            again = Chain(log.begin, state, layout.shards, config.unit_rounds)  # the log may have been cut since
+            again = Chain(log.begin, state, layout.shards, config)  # the log may have been cut since
             for commit in _until(log.commits(), state.version):
                 again.add(commit)
                 if commit.version > replay.version:

@@ -141,6 +141,7 @@ def test_a_job_without_a_commit(store: Store, tmp_path: Path) -> None:
 # -- what is caught ------------------------------------------------------------------------------------------------
 
 Entry = dict[str, str]
+Tampered = tuple[Callable[[list[Entry]], Any], bool, str]  # how, whether the chain is made anew, what is said
 
 
 def _change(**values: Any) -> Callable[[list[Entry]], None]:
@@ -178,7 +179,7 @@ def _weights(log: list[Entry]) -> None:
 
 
 FORGED = "0123456789abcdef"
-TAMPERED = [  # how, whether the chain is then made anew, and what is said
+TAMPERED: list[Tampered] = [
     (_change(divisor=2), False, "commit 5: the chain is broken"),
     (_weights, False, "commit 5: the chain is broken"),
     (lambda log: log[4].update(head=log[3]["head"]), False, "commit 5: the chain is broken"),
@@ -210,9 +211,33 @@ TAMPERED = [  # how, whether the chain is then made anew, and what is said
 def test_a_log_that_was_tampered_with_is_caught_at_its_first_entry(store: Store) -> None:
     job = digits_job(store)
     run_workers(job, *training(job, "w0", "w1", "w2"))
+    _check_each_is_caught(job, TAMPERED)
+
+
+UNITS_TAMPERED: list[Tampered] = [
+    (_change_contribution(1, unit=12), True, "commit 5: its units do not stand in their order, each once"),
+    (lambda log: _edit(log, _swap), True, "commit 5: its units do not stand in their order, each once"),
+    (
+        lambda log: _edit(log, lambda plan: plan["contributions"].pop()),
+        True,
+        "commit 5: it is not made of units 12 to 14",
+    ),
+    (_change_contribution(2, unit=20), True, "commit 5: it is not made of units 12 to 14"),
+    (_change_contribution(1, base=3), True, "commit 5: unit 13 was computed on version 3, and its round allows none"),
+    (_change_contribution(1, digest=FORGED), True, "commit 5: contribution"),
+]
+
+
+def test_a_unit_that_is_twice_or_missing_or_out_of_order_or_on_an_old_version_is_named(store: Store) -> None:
+    job = digits_job(store, units=45, units_per_epoch=15, units_per_round=3, worker_timeout_ms=60_000)
+    run_workers(job, *training(job, "w0", "w1", "w2"))
+    _check_each_is_caught(job, UNITS_TAMPERED)
+
+
+def _check_each_is_caught(job: Job, tampered: list[Tampered]) -> None:
     assert proved(job).commits == ROUNDS
     entries, state = job.access.client.call("XRANGE", job.access.keys.commits, "-", "+"), job.state()
-    for tamper, chain_anew, words in TAMPERED:
+    for tamper, chain_anew, words in tampered:
         log = [dict(fields) for _, fields in entries if fields["kind"] == "commit"]
         tamper(log)
         head = first_head(state.id)
