@@ -297,6 +297,16 @@ class Job:
         )
         return list(names), int(number)
 
+    def taken_unit(self) -> tuple[int, str, float] | None:
+        """Return the unit that is out for longest of those that one worker computes: its number, the worker, and for
+        how many seconds it has it."""
+        taken = self.access.client.call("ZRANGE", self.access.keys.taken_units, 0, 0, "WITHSCORES")
+        if not taken:
+            return None
+        unit, since_ms = whole(taken[0], "a unit of data"), number(taken[1], "when a unit was taken")
+        worker = self.access.client.call("HGET", self.access.keys.units, taken[0])
+        return unit, str(worker or "").partition(" ")[0], max(0.0, self.access.server.seconds() - since_ms / 1000)
+
     def kept(self, version: int) -> int:
         """Return the newest version up to `version` that a loss of shared memory would not undo."""
         return self.access.transport.safe_version(version)

@@ -144,6 +144,8 @@ _FACTS: dict[str, Any] = {
     "evict": lambda f, _: {"worker": f.name("worker"), "reason": f.text("reason", default="")},
     "commit": _commit,
     "reject": lambda f, _: {"worker": f.name("worker"), "round": f.whole("round"), "reason": f.text("reason")},
+    "backup": lambda f, _: {n: f.name(n) for n in ("worker", "of")} | {n: f.whole(n) for n in ("unit", "out_ms")},
+    "duplicate": lambda f, _: {"worker": f.name("worker"), "unit": f.whole("unit")},
     "recover": lambda f, _: {"version": f.whole("version"), "lost": f.whole("lost")},
     "take": lambda f, fields: {"shard": f.whole("shard"), **_lease(f, fields)},
     "release": _lease,

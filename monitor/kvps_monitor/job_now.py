@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from kvps.config import JobConfig
+from kvps.config.unit_rounds import UnitRounds
 from kvps.job import Job
 from kvps.parsing import number, whole
 from kvps.protocol.job_state import Member, State
@@ -38,6 +39,7 @@ class JobNow(NamedTuple):
     backlog    accepted contributions that wait for their commit
     holders    the aggregator that holds each shard; "" for none
     terms      how many holders each shard has had
+    backups    how many units were handed out a second time, because they were late
     silent_s   worker -> seconds since its last sign of life, of active workers that have given one
     silent     the workers for which that is longer than it should be
     """
@@ -48,6 +50,7 @@ class JobNow(NamedTuple):
     backlog: int
     holders: list[str]
     terms: list[int]
+    backups: int
     silent_s: dict[str, float]
     silent: set[str]
 
@@ -55,13 +58,14 @@ class JobNow(NamedTuple):
     def read(cls, job: Job, state: State) -> JobNow:
         """Read what is not in the state of the job. Raises CorruptData, ServerLost."""
         keys, config, shards = job.access.keys, job.config, range(job.layout.shards)
-        beats, backlog, planned, holders, terms = job.access.client.together(
+        beats, backlog, planned, holders, terms, backups = job.access.client.together(
             [
                 ("ZRANGE", keys.heartbeat, 0, -1, "WITHSCORES"),
                 ("XLEN", keys.inbox),
                 ("EXISTS", keys.plan),
                 ("MGET", *map(keys.lease, shards)),
                 ("MGET", *map(keys.term, shards)),
+                ("HGET", keys.version, "backups"),
             ]
         )
         at_s = job.access.server.seconds()
@@ -71,7 +75,7 @@ class JobNow(NamedTuple):
         waits_for = list[str]()
         if state.finished(config):
             word = FINISHED
-        elif len(state.members) < config.workers or not (silent_s or backlog or planned):
+        elif Waits.for_joins(state, config) or not (silent_s or backlog or planned):
             word = LACKS_WORKERS
         elif not any(holders):
             word = LACKS_AGGREGATOR
@@ -85,6 +89,7 @@ class JobNow(NamedTuple):
             backlog=whole(backlog, "the length of the inbox"),
             holders=[holder or "" for holder in holders],
             terms=[_holders_so_far(term, shard) for shard, term in enumerate(terms)],
+            backups=whole(backups or 0, "the number of backup tasks"),
             silent_s=silent_s,
             silent=silent,
         )
@@ -110,12 +115,25 @@ def pairs(flat: Sequence[Any]) -> list[tuple[str, Any]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
+def computing(state: State) -> dict[str, int]:
+    """Return worker -> the unit of data that it computes. Raises CorruptData."""
+    return {
+        worker: whole(unit, "a unit of data")
+        for unit, entry in state.units.items()
+        for worker, _, does in (part.partition(" ") for part in entry.split(", "))
+        if does == "computes"
+    }
+
+
 class Waits:
     """Which worker of a job waits for which, by its state alone."""
 
     def __init__(self, state: State, config: JobConfig) -> None:
         self._config = config
         self._version = state.version
+        self._awaits_joins = self.for_joins(state, config)
+        self._units = computing(state) if config.unit_rounds else {}
+        self._for_units = self._late_units(state, config.unit_rounds) if config.unit_rounds else []
         self._members = state.members
         present = [m for m in state.members.values() if m.state != "gone"]
         self._pushed = {m.worker: m.round + m.pending for m in present if m.state != "draining"}
@@ -123,11 +141,19 @@ class Waits:
         self._lowest = min((m.round for m in present), default=0)
         self._late: dict[int, list[str]] = {}  # round -> the workers that have not pushed it: a thousand ask for few
 
+    @staticmethod
+    def for_joins(state: State, config: JobConfig) -> bool:
+        """Return whether a job makes no version before more workers have joined. Where versions are made of rounds of
+        units, only the first one waits for them."""
+        return len(state.members) < config.workers and not (config.unit_rounds and state.version)
+
     def of(self, m: Member) -> list[str]:
         """Return whom a worker waits for, slowest first, if it may not begin its next round yet."""
         done, staleness = m.round + m.pending, self._config.staleness
-        if done and len(self._members) < self._config.workers:
+        if done and self._awaits_joins:
             return [OTHERS]
+        if self._config.unit_rounds:
+            return [] if m.worker in self._units else self._for_units
         if self._config.partial_rounds:
             waits = m.pending or self._version < done
             return self._without_push(done) or [AGGREGATOR] if waits else []
@@ -136,7 +162,10 @@ class Waits:
         return self._without_push(done - staleness) or [AGGREGATOR]
 
     def round_of(self, m: Member) -> int:
-        """Return the round that a worker is in: see `kvps.staleness`."""
+        """Return the round that a worker is in: see `kvps.staleness`. Where rounds are of units, it is the round of the
+        unit that it computes, or else the open one."""
+        if rounds := self._config.unit_rounds:
+            return rounds.round_of(self._units[m.worker]) if m.worker in self._units else self._version
         return m.round + m.pending + (not self.of(m))
 
     def rounds(self) -> dict[str, int]:
@@ -156,6 +185,15 @@ class Waits:
             return []
         waited_for = absent & set[str]().union(*map(self.of, active))
         return sorted(waited_for or absent, key=lambda worker: (self._pushed[worker], worker))
+
+    def _late_units(self, state: State, rounds: UnitRounds) -> list[str]:
+        """Return whom a worker without a unit waits for: the workers that compute one of the open round."""
+        handed_out = int(state.units.get("next", 0))
+        if handed_out < rounds.units_of(state.version + self._config.staleness).stop or "free" in state.units.values():
+            return []
+        of_round = rounds.units_of(state.version)
+        late = sorted((unit, worker) for worker, unit in self._units.items() if unit in of_round)
+        return [worker for _, worker in late] or [AGGREGATOR]
 
     def _without_push(self, round_: int) -> list[str]:
         """Return the workers that have not pushed a round, slowest first."""

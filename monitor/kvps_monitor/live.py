@@ -76,6 +76,8 @@ class JobWatch:
             gradient_norms=list(self._norms),
             units=job.config.units,
             units_done=state.units_done,
+            rounds=job.config.unit_rounds.rounds if job.config.unit_rounds else 0,
+            backups=now.backups,
             progress=_progress(state, job.config),
             elapsed_s=self._elapsed_s(state, now.at_s),
             eta_s=_eta(state, job.config, workers),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvps.errors import counted
 from kvps.history.events import Event
 
 WORKING = ("computing", "fetching", "pushing", "waiting")
@@ -93,6 +94,8 @@ class JobView:
     backlog        accepted contributions that wait for their commit
     gradient_norms (version, norm of the reduced gradient) of the last versions
     units          units of data, 0 if the job hands out none; `units_done` are committed
+    rounds         how many rounds all units make, where a version is made of each; else 0
+    backups        how many units were handed out a second time, because they were late
     progress       how much of the units or rounds is committed, 0 to 1; None if it is not known how many there are
     elapsed_s      seconds from the first join to now, or to the last commit of a finished job; None before the first
     eta_s          seconds until the last of them is committed at the present rate; None if that is not known
@@ -119,6 +122,8 @@ class JobView:
     gradient_norms: list[tuple[int, float]]
     units: int
     units_done: int
+    rounds: int
+    backups: int
     progress: float | None
     elapsed_s: float | None
     eta_s: float | None
@@ -130,6 +135,16 @@ class JobView:
     shards: list[ShardView]
     standbys: list[str]
     events: list[Event] = field(repr=False)
+
+    @property
+    def units_text(self) -> str:
+        """How many units and rounds of units are done, in words; "" if the job hands out no units."""
+        if not self.units:
+            return ""
+        done = f"units {self.units_done:,} of {self.units:,} ({self.units_done / self.units:.0%})"
+        open_round = f"round {min(self.version + 1, self.rounds):,} of {self.rounds:,}" if self.rounds else ""
+        backups = counted(self.backups, "backup task") if self.backups else ""
+        return "  ".join(filter(None, [done, open_round, backups]))
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as JSON; see `event_json`."""

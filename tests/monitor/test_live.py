@@ -16,7 +16,7 @@ from helpers.harness import aggregating, await_version, gradient, model
 from helpers.internals import fall_silent
 from helpers.waiting import eventually
 from kvps_monitor import rates
-from kvps_monitor.job_now import JobNow, Waits
+from kvps_monitor.job_now import LACKS_WORKERS, OTHERS, JobNow, Waits
 from kvps_monitor.jobs import summary
 from kvps_monitor.live import JobWatch
 from kvps_monitor.metrics.job_reader import JobReader
@@ -250,6 +250,47 @@ def test_units_give_a_time_left(store: Store) -> None:
         assert view.workers[0].rounds_per_s is not None
         assert view.eta_s == pytest.approx(30 / view.workers[0].rounds_per_s)
         session.leave(finished=False)
+
+
+def test_in_rounds_of_units_a_worker_waits_for_the_unit_that_is_out_and_nobody_is_behind(store: Store) -> None:
+    settings = {"units": 6, "units_per_round": 3, "backup_after": 2.0, "worker_timeout_ms": 60_000}
+    job = store.create_job("j", model(), workers=2, **settings)
+    watch = JobWatch(job)
+    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
+        assert [w0.next_unit(), w1.next_unit()] == [0, 1]
+        params = w1.pull()
+        step(w0)
+        free = worker(watch, "w0")
+        assert (free.waits_for, free.behind) == ([], 0), "unit 2 is free"
+        assert w0.next_unit() == 2
+        step(w0)
+        assert becomes(watch, "w0", state="waiting", waits_for=["w1"])
+        view = watch.look()
+        assert [(w.ahead, w.behind) for w in view.workers] == [(0, 0), (0, 0)]
+        assert (view.units_text, view.backups) == ("units 0 of 6 (0%)  round 1 of 2", 0)
+        assert w0.next_unit() == 1, "a backup task, because it is out for twice as long as the others were"
+        step(w0)
+        await_version(job, 1)
+        w1.push(gradient(params, 1, 0))
+        assert watch.look().units_text == "units 3 of 6 (50%)  round 2 of 2  1 backup task"
+        found = {event.kind: event.facts for event in watch.look().events}
+        assert found["backup"].items() >= {"worker": "w0", "of": "w1", "unit": 1}.items()
+        assert found["duplicate"] == {"worker": "w1", "unit": 1}
+        for session in (w0, w1):
+            session.leave(finished=False)
+
+
+def test_the_first_version_alone_waits_for_all_workers_where_rounds_are_of_units(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, units=2, units_per_round=1, worker_timeout_ms=60_000)
+    watch = JobWatch(job)
+    with aggregating(job), job.join("w0") as w0:
+        assert w0.next_unit() == 0
+        step(w0)
+        assert (watch.look().state, worker(watch, "w0").waits_for) == (LACKS_WORKERS, [OTHERS])
+        with job.join("w1"):
+            await_version(job, 1)
+        assert watch.look().state != LACKS_WORKERS
+        w0.leave(finished=False)
 
 
 def test_staleness_is_that_of_the_last_committed_contribution(store: Store) -> None:

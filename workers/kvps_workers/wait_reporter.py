@@ -57,35 +57,42 @@ class WaitReporter:
                 if since is None or time.monotonic() - since < _PATIENCE_S:
                     continue
                 try:
-                    reason = self._reason(client)
+                    reason, about = self._reason(client)
                 except ServerLost as lost:
-                    reason = str(lost)
+                    reason = about = str(lost)
                 except KvpsError:
                     continue  # the worker meets the same error and reports it
                 message = f"job {self._job.name}: {self._session.worker} waits: {reason}"
-                if message != self._reported and self._since == since:  # a straggler is named once, not every round
-                    self._reported = message
+                if about != self._reported and self._since == since:  # a straggler is named once, not every round
+                    self._reported = about
                     log.info("%s", message)
 
-    def _reason(self, client: Client) -> str:
+    def _reason(self, client: Client) -> tuple[str, str]:
+        """Return why the worker waits, and the same without its figures."""
         self._watched = job = self._watched or Job(client, self._job.name)
         round_state, now = job.access.reader.round_state(self._session.worker), time.monotonic()
         if self._undelivered != self._session.undelivered:
             self._undelivered, self._moved = self._session.undelivered, now
         if self._undelivered and round_state.me and round_state.me.pending < job.config.max_pending:
             moves = now - self._moved < _PATIENCE_S
-            return f"its gradient {'is on its way' if moves else 'does not get through'} to the server"
-        return self._for_whom(job, round_state)
+            gradient = f"its gradient {'is on its way' if moves else 'does not get through'} to the server"
+            return gradient, gradient
+        late = job.taken_unit() if job.config.unit_rounds else None
+        if late and late[1] != self._session.worker:
+            unit, worker, seconds = late
+            return f"its round waits for unit {unit:,}, which {worker} has had for {seconds:.0f} s", worker
+        reasons = self._for_whom(job, round_state)
+        return reasons, reasons
 
     def _for_whom(self, job: Job, round_state: RoundState) -> str:
         me, config = self._session, job.config
         reasons = []
-        if round_state.joined < config.workers:
+        if round_state.joined < config.workers and not (config.unit_rounds and round_state.version):
             start = "" if config.launched_by else f": kvps worker --job {job.name}"
             reasons.append(f"{round_state.joined} of {config.workers} workers have joined{start}")
         if config.partial_rounds:
             reasons.append(f"its round waits for a quorum of {config.quorum}")
-        waits_for_all = config.staleness != ASP and not config.partial_rounds
+        waits_for_all = config.staleness != ASP and not config.partial_rounds and not config.unit_rounds
         late, number = job.behind(me.round - config.staleness) if waits_for_all else ([], 0)
         if number:
             others = f" and {counted(number - len(late), 'other')}" if number > len(late) else ""

@@ -19,7 +19,7 @@ from kvps_cli.output import print_json, say, start_log
 
 _POLL_S = 0.5
 _OLDER = "the aggregator moved them to its --checkpoints DIR, or had none and deleted them"
-_KIND = 8  # columns, as wide as the longest word
+_KIND = 9  # columns, as wide as the longest word
 
 Facts = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def log(
     redis: options.Redis = None,
 ) -> None:
     """Show what has happened to a job: workers that joined, left or were evicted, each version with its contributions,
-    what was rejected, and which aggregator took over which shard.
+    what was rejected, units that were handed out a second time, and which aggregator took over which shard.
 
     Times are the server's, shown in this machine's time zone. Redis has the newest part of the log (--log-keep of
     kvps aggregator start).
@@ -116,6 +116,8 @@ _WORDS: dict[str, Callable[[Facts], str]] = {
     "evict": lambda f: ": ".join(filter(None, [f["worker"], f["reason"]])),
     "commit": _commit,
     "reject": lambda f: f"{f['worker']} round {f['round']:,}: {f['reason']}",
+    "backup": lambda f: f"unit {f['unit']:,} to {f['worker']} too: {f['of']} has had it for {f['out_ms'] / 1000:.2f} s",
+    "duplicate": lambda f: f"unit {f['unit']:,} of {f['worker']}: another worker had pushed it before",
     "recover": lambda f: f"version {f['version']:,}: the server has lost {counted(f['lost'], 'version')}",
     "take": lambda f: f"shard {f['shard']} by {f['holder']} (term {f['term']:,})",
     "release": lambda f: f"by {f['holder']} (term {f['term']:,})",

@@ -36,6 +36,8 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     does = Text(printable(palette.job_does(view.state, view.waits_for)), palette.STYLES[palette.tone(view.state)])
     console.print(Text.assemble((job, "bold"), "  ", does, f"  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"))
     console.print(f"version {view.version:,}  head {view.head[:12]}  {counted(view.backlog, 'contribution')} waiting")
+    if view.units_text:
+        console.print(view.units_text)
     if c.transport == "shm":
         console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept:,}")
     for shard in view.shards:

@@ -93,9 +93,10 @@ class Display:
     def line(self, state: State) -> str:
         """Return the state as one plain line."""
         view = self._watch.look()
+        units = f"units {state.units_done:,} of {view.units:,}  " if view.units else ""
         clocks = " ".join(f"{worker}={count:,}" for worker, count in sorted(state.clock.items()))
         return (
-            f"version {state.version:,}  clock {clocks or '-'}  loss {loss_text(view.loss)}  "
+            f"version {state.version:,}  {units}clock {clocks or '-'}  loss {loss_text(view.loss)}  "
             f"{self._rate():.0f} contributions/s  waiting {_waiting(view):.0%}{self._left(state)}"
         )
 
@@ -122,7 +123,7 @@ class Display:
         for m in sorted(state.members.values(), key=lambda m: (len(m.worker), m.worker)):
             if (w := looked.get(m.worker)) is None:  # it has joined since
                 continue
-            total = self._rounds.get(m.worker, 0)
+            total = 0 if c.units else self._rounds.get(m.worker, 0)
             table.add_row(
                 m.worker,
                 f"{m.clock:,}",
@@ -131,7 +132,9 @@ class Display:
                 f"{w.shares.get(WAIT, 0.0):.0%}",
                 palette.doing(w),
             )
-        return Group(title, table)
+        if not c.units:
+            return Group(title, table)
+        return Group(title, ProgressBar(total=c.units, completed=state.units_done, width=60), view.units_text, table)
 
     def _done(self, m: Member) -> int:
         """Return how much of its work a worker has done, in what `rounds` counts."""
@@ -140,9 +143,10 @@ class Display:
     def _work_done(self, state: State) -> dict[str, int]:
         """Return worker -> how much it has done, for each worker for which it is known how much it will do. The units
         of all workers are one entry."""
+        if self._job.config.units:
+            return {"": state.units_done}
         known = [m for m in state.members.values() if self._rounds.get(m.worker)]
-        done = {m.worker: min(self._done(m), self._rounds[m.worker]) for m in known}
-        return {"": sum(done.values())} if self._job.config.units else done
+        return {m.worker: min(self._done(m), self._rounds[m.worker]) for m in known}
 
     def _left(self, state: State) -> str:
         """Return the time that the slowest worker still takes at its rate so far; "" if that is not known."""

@@ -81,6 +81,7 @@ class _Families:
             "kvps_backlog_contributions": now.backlog,
             "kvps_units": c.units,
             "kvps_units_done_total": totals.units_done,
+            "kvps_backup_tasks_total": totals.backups,
             "kvps_workers_expected": c.workers,
         }.items():
             self.add(name, [job], value)

@@ -42,6 +42,7 @@ class JobReader:
             totals = self.totals
             totals.versions = max(totals.versions, state.version)
             totals.units_done = max(totals.units_done, state.units_done)
+            totals.backups = max(totals.backups, now.backups)
             for name, member in state.members.items():
                 totals.workers[name].look_at(member)
             for name, new in iterations.items():

@@ -63,6 +63,7 @@ TABLE = (
     Spec("kvps_gradient_norm", GAUGE, _JOB, "Norm of the reduced gradient of the newest version, over all shards."),
     Spec("kvps_units", GAUGE, _JOB, "Units of data of the job; 0 if it hands out none."),
     Spec("kvps_units_done_total", COUNTER, _JOB, "Units of data that are committed."),
+    Spec("kvps_backup_tasks_total", COUNTER, _JOB, "Units of data that were handed out a second time, as late ones."),
     Spec("kvps_workers_expected", GAUGE, _JOB, "Workers that the job was created for."),
     Spec("kvps_worker_active", GAUGE, _WORKER, "1 while the worker is in the vector clock, 0 once it is not."),
     Spec("kvps_worker_heartbeat_age_seconds", GAUGE, _WORKER, "Time since an active worker's last sign of life."),
@@ -97,7 +98,7 @@ TABLE = (
         "kvps_late_contributions_total",
         COUNTER,
         _WORKER,
-        "Contributions that were dropped because their round was over (late=drop).",
+        "Contributions that were dropped: their round was over (late=drop), or another had pushed their unit before.",
     ),
     Spec("kvps_shard_held", GAUGE, _SHARD, "1 while an aggregator holds the shard's lease."),
     Spec(

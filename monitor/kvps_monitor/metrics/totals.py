@@ -104,7 +104,7 @@ class JobTotals:
         self.workers: defaultdict[str, WorkerTotals] = defaultdict(WorkerTotals)
         self.shards = [ShardTotals() for _ in range(shards)]
         self.versions = begin
-        self.missed = self.recoveries = self.units_done = 0
+        self.missed = self.recoveries = self.units_done = self.backups = 0
         self.gradient_norm: float | None = None
         self._next = begin + 1
         self._norms = GradientNorms(shards)

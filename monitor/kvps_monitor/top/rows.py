@@ -198,7 +198,7 @@ def header(view: JobView, width: int) -> list[Text]:
     memory += f" of {figures.size(view.memory_limit)}" if view.memory_limit else ""
     third = [memory, f"model {figures.size(view.model_bytes)}", f"loss {figures.loss(view.loss)}"]
     if view.units:
-        third.insert(0, f"units {view.units_done:,} of {view.units:,} ({view.units_done / view.units:.0%})")
+        third.insert(0, view.units_text)
         left = view.units_done < view.units
         third.insert(1, f"{figures.duration(view.eta_s)} left" if left else "all done")
     lines = [first, _text("  ".join(second)), _text("  ".join(third))]

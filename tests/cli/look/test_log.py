@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,24 @@ def test_what_happened_is_a_line_each_in_its_order(store: Store) -> None:
         f"version {n}: w0 round {n}, w1 round {n}" for n in (1, 2, 3)
     ]
     assert [line.split("  ")[0] for line in lines] == sorted(line.split("  ")[0] for line in lines)
+
+
+def test_a_unit_that_was_handed_out_a_second_time_is_told_in_plain_words(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, units=2, units_per_round=2, worker_timeout_ms=60_000)
+    with job.join("w0") as w0, job.join("w1") as w1:
+        for session, unit in ((w0, 0), (w1, 1)):
+            assert session.next_unit() == unit
+            session.pull()
+        for unit in (1, 0):
+            w1.push(gradient(w1.pull(), 1, unit))
+            if unit:
+                assert w1.next_unit() == 0, "as soon as it is late"
+        w0.push(gradient(w0.pull(), 0, 0))
+        for session in (w0, w1):
+            session.leave(finished=False)
+    told = {line.split("  ")[1].strip(): line.split("  ", 2)[2].strip() for line in log(store, "j")}
+    assert re.fullmatch(r"unit 0 to w1 too: w0 has had it for \d+\.\d\d s", told["backup"])
+    assert told["duplicate"] == "unit 0 of w0: another worker had pushed it before"
 
 
 @pytest.mark.slow

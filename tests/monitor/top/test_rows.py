@@ -54,6 +54,8 @@ def job(workers: list[WorkerView], **facts: Any) -> JobView:
         "gradient_norms": [],
         "units": 0,
         "units_done": 0,
+        "rounds": 0,
+        "backups": 0,
         "progress": None,
         "elapsed_s": 12.0,
         "eta_s": None,
@@ -149,6 +151,8 @@ def test_the_lines_above_tell_the_job() -> None:
     assert third == "Redis 12.3 MB  model 400 kB  loss 0.2500"
     counted = rows.header(job([], units=300, units_done=120, eta_s=75.0, memory_limit=10**9), 80)[2].plain
     assert counted == "units 120 of 300 (40%)  75 s left  Redis 12.3 MB of 1.00 GB  model 400 kB  loss…"
+    in_rounds = {"units": 300, "units_done": 120, "rounds": 50, "backups": 3, "version": 20}
+    assert "units 120 of 300 (40%)  round 21 of 50  3 backup tasks" in rows.header(job([], **in_rounds), 120)[2].plain
     assert "all done" in rows.header(job([], units=3, units_done=3), 80)[2].plain
 
 

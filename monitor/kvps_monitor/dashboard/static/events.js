@@ -36,6 +36,10 @@ function facts(job, event, whole_) {
       return [name(job, event.worker), event.reason ? `: ${event.reason}` : ""];
     case "reject":
       return [name(job, event.worker), ` round ${whole(event.round)}: ${event.reason}`];
+    case "backup":
+      return [`unit ${whole(event.unit)} to `, name(job, event.worker), " too: ", name(job, event.of), ` has had it for ${(event.out_ms / 1000).toFixed(2)} s`];
+    case "duplicate":
+      return [`unit ${whole(event.unit)} of `, name(job, event.worker), ": another worker had pushed it before"];
     case "recover":
       return [`version ${whole(event.version)}: the server has lost ${plural(event.lost, "version")}`];
     case "take":

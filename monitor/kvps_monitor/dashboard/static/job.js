@@ -69,6 +69,8 @@ export function showJob(page, job) {
       Backlog: whole(f.backlog),
       Contributions: whole(f.contributions),
       Units: f.units ? `${whole(f.units_done)} of ${whole(f.units)}` : "",
+      Round: f.rounds ? `${whole(Math.min(f.version + 1, f.rounds))} of ${whole(f.rounds)}` : "",
+      "Backup tasks": f.backups ? whole(f.backups) : "",
       "Time left": f.eta_s ? roughly(f.eta_s) : "",
       Memory: bytes(f.memory) + (f.memory_limit ? ` of ${bytes(f.memory_limit)}` : ""),
     });
