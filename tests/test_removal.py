@@ -231,7 +231,7 @@ def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store:
     s, history = job.access.scripts, job.round_state().history
     for number in range(MANY):
         name = f"x{number}"
-        unit_of = s.join(name, "n", "", ME) and s.next_unit(name, "1-n")
+        unit_of = s.join(name, "n", "", ME) and s.next_unit(name, "1-n").unit
         s.push(name, "1-n", 1, 0, 0, "-", history, unit_of)
     planned = s.plan()
     assert planned.plan
