@@ -25,7 +25,7 @@ from kvps.protocol.keys import JobKeys
 
 pytestmark = pytest.mark.slow  # each starts whole commands
 
-UNITS, SETTINGS = 400, {"units": 400, "units_per_round": 4, "backup_after": 0}
+UNITS, SETTINGS = 400, {"units": 400, "units_per_round": 4}
 SCRIPT = f"""
 import pathlib, time
 import kvps
@@ -108,6 +108,9 @@ def test_a_run_keeps_as_many_copies_as_it_is_told_and_one_more_joins_by_hand(
     assert re.fullmatch("x[0-9a-f]{6}", by_hand)
     assert eventually(lambda: job.clock()[by_hand] > 2)
 
+    with job.join() as session:
+        assert session.worker == "w3", "w1 and w2 are those of kvps run"
+        session.leave(finished=False)
     assert scaled("train", 3) == "job train: from 1 to 3 workers: 2 more start"
     assert eventually(lambda: at_work(job) == {"w0", "w1", "w2", by_hand})
     assert "keeps 1 to 3 workers of job 'train', not 4" in refused("scale", "train", "4")
@@ -189,8 +192,8 @@ def test_what_has_no_units_is_refused_in_one_line_that_says_so(lasting: kvps.Sto
     words = "kvps: error: kvps run -w 1:2 is for a job that hands out units, which any number of workers shares: "
     assert f"w0: {words}" in done.stderr
     assert "Traceback" not in done.stderr
-    assert "--data units" in refused("up", "digits", "-w", "1:2")
-    assert "--data units" in refused("submit", "digits", "-w", "1:2")
+    assert "--data units" in refused("up", "digits", "-w", "1:2", "--data", "static")
+    assert "--data units" in refused("submit", "digits", "-w", "1:2", "--data", "static")
     lasting.create_job("static", model())
     by_hand = subprocess.run(
         [sys.executable, "static.py"], env=os.environ | {"KVPS_JOB": "static"}, capture_output=True, text=True

@@ -89,7 +89,10 @@ def test_a_job_with_units_may_have_a_smallest_and_a_largest_number_of_workers() 
         ("2:", "--workers must be a number or MIN:MAX, as in 4 or 2:8, not '2:'"),
         ("2:x", "--workers must be a number or MIN:MAX, as in 4 or 2:8, not '2:x'"),
         ("2:9999", "--workers MIN:MAX: MAX must be a whole number from 1 to 4096, not 9999"),
-        ("2:3", "--workers 2:3 is for a job that hands out units, which any number of workers shares: give --data"),
+        (
+            "2:3 --data static",
+            "--workers 2:3 is for a job that hands out units, which any number of workers shares: give --data",
+        ),
     ],
 )
 def test_numbers_of_workers_that_cannot_be_are_refused_in_one_line(workers: str, words: str) -> None:
