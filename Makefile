@@ -17,7 +17,7 @@ install = $(if $(LOCKED),\
   $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .,\
   $(BIN)/pip install --quiet -e '.[$(1)]')
 
-.PHONY: help demo test check chaos fuzz oldest contract test-all exhaustive gpu bench model picture timelines docs images lock licences audit clean
+.PHONY: help demo test check chaos same-bits fuzz oldest contract test-all exhaustive gpu bench model picture timelines docs images lock licences audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 
 chaos: .stamps/dev ## Break everything that can be broken and write docs/reliability.md (an hour; goes on where it was)
 	PYTHONPATH=tests $(BIN)/python -m chaos
+
+same-bits: .stamps/dev ## Train one job in 200 ways, kill whatever can be killed, and compare the bits (15 minutes; SEED=)
+	PYTHONPATH=tests $(BIN)/python -m same_bits $(if $(SEED),--seed $(SEED))
 
 fuzz: .stamps/dev ## Have every reader read what a hostile writer may have written (SEED=; MUTATIONS=100000)
 	PYTHONPATH=tests $(BIN)/python -m hostile --mutations $(or $(MUTATIONS),100000) $(if $(SEED),--seed $(SEED))

@@ -1,4 +1,5 @@
-"""The work of a forked child: a worker or an aggregator of one job, or the proxy, until it ends or is killed."""
+"""The work of a forked child: a worker (of the suite's own model, or of the job's task) or an aggregator of one job, or
+the proxy, until it ends or is killed."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from helpers.harness import gradient, model
 from kvps_aggregator import Aggregator
 from kvps_aggregator.shard import lifecycle, storage_redis
 from kvps_aggregator.verify.replay import Encode
+from kvps_workers.training_loop import train
 
 from chaos import mutants, points, proxy
 from kvps.arrays import layout
@@ -25,6 +27,7 @@ from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import Array
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
+from kvps.device.base import CPU
 from kvps.errors import ContributionLate, ServerError, WorkerEvicted
 from kvps.job import Job
 from kvps.machine import process
@@ -54,7 +57,7 @@ def main() -> NoReturn:
             mutants.MUTANTS[name].apply()
         if arms := spec.get("arm"):
             points.arm(arms["point"], arms["nth"], arms["signal"], spec["notes"])
-        {"worker": _worker, "aggregator": _aggregator, "proxy": proxy.serve}[spec["role"]](spec)
+        _ROLES[spec["role"]](spec)
         code = 0
     except ServerError as error:
         code = FULL if "memory" in str(error) else 1
@@ -135,8 +138,17 @@ def computed(params: dict[str, Array], rank: int, rounds_done: int, unit: int | 
     return gradient(params, rank, rounds_done) if unit is None else gradient(params, 4096, unit)
 
 
+def _trainer(spec: dict[str, Any]) -> None:
+    """Train the job's own task, with `slow` as `kvps worker --slow`, from `waits_s` on."""
+    time.sleep(spec.get("waits_s", 0.0))
+    train(_job(spec), CPU, spec["name"], spec.get("slow", 1.0))
+
+
 def _aggregator(spec: dict[str, Any]) -> None:
     Aggregator(_job(spec), threading.Event(), spec.get("shards")).run(until_finished=True)
+
+
+_ROLES = {"worker": _worker, "trainer": _trainer, "aggregator": _aggregator, "proxy": proxy.serve}
 
 
 class Recomputed:

@@ -1,0 +1,65 @@
+"""The job as `kvps run` trains it, beside which a copy of the script is killed again and again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from chaos.arena import Arena
+from helpers.commands import KVPS, Started
+from helpers.servers import running_server
+
+from kvps.connection.client import Client
+from kvps.errors import JobNotFound
+from kvps.job import Job
+from kvps.store import Store
+from same_bits.job import problems
+from same_bits.ways import COUNTS, Run
+
+_SCRIPT = Path(__file__).with_name("script.py")
+_UNIT_S = 0.05
+
+
+def run(arena: Arena, number: int = 6, kills: int = 4) -> Iterator[Run]:
+    """Train with copies of a script under `kvps run`, of which some are killed."""
+    with running_server() as url, Store(Client(url)) as store:
+        for n in range(number):
+            name, count = f"run-{n}", arena.random.choice(COUNTS[1:])
+            script = [sys.executable, str(_SCRIPT), str(_UNIT_S), str(arena.seed + n)]
+            environment = os.environ | {"KVPS_REDIS_URL": url}
+            started = Started([*KVPS, "run", "-w", str(count), "--job", name, "--", *script], environment)
+            killed = _killed(arena, store, name, kills)
+            output = started.process.communicate(timeout=300)[0]
+            found = [] if started.process.returncode == 0 else [f"kvps run failed: {output[-2000:]}"]
+            did = f"kvps run: {count} copies, {killed} killed"
+            yield Run(did, found or problems(store.job(name)), Counter({"worker": killed}))
+
+
+def _killed(arena: Arena, store: Store, name: str, most: int) -> int:
+    """Kill copies of the script at random, at most so many; return how many were killed before the job was over."""
+    job, killed = _job(store, name), 0
+    while killed < most:
+        time.sleep(arena.random.uniform(0.2, 0.6))
+        state = job.state()
+        if state.units_done == job.config.units:
+            break
+        at_work = [member for member in state.members.values() if member.state == "active"]
+        if at_work:
+            with suppress(ProcessLookupError):
+                os.kill(arena.random.choice(at_work).pid, signal.SIGKILL)
+                killed += 1
+    return killed
+
+
+def _job(store: Store, name: str) -> Job:
+    """Return the job, once the first copy has created it."""
+    while True:
+        with suppress(JobNotFound):
+            return store.job(name)
+        time.sleep(0.05)

@@ -1,0 +1,195 @@
+"""The ways in which the job is trained. Each run is judged, and names what it did."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from chaos.arena import Arena
+from chaos.crew import Crew
+from chaos.verdict import remains
+from helpers.clusters import running_cluster
+from helpers.digits_job import run_workers, training
+from helpers.faults import MortalServer
+from helpers.harness import aggregating
+from helpers.servers import private_directory, running_server
+
+from kvps.connection.client import Client
+from kvps.connection.cluster import open_client
+from kvps.job import Job
+from kvps.store import Store
+from same_bits.job import VERSIONS, create, problems
+from same_bits.workers import members
+
+COUNTS = (1, 2, 3, 5, 8)
+SHARDS = (1, 3)
+PLACES = (("Redis", 1), ("Redis", 3), ("shared memory", 1))
+"""Where arrays are, and in how many shards; a job in shared memory has one."""
+BACKUPS = (0, 3)
+_SLOW = 40.0  # a unit takes 20 ms or so: a run lasts long enough to be killed in
+
+
+@dataclass
+class Run:
+    """One run: what it did, what is not as promised, and how many processes of each kind were killed. `fault` is what
+    was planted, so that something is not as promised."""
+
+    did: str
+    problems: list[str]
+    kills: Counter[str] = field(default_factory=Counter)
+    fault: str = ""
+
+
+# -- threads --------------------------------------------------------------------------------------------------------
+
+
+def on_threads(arena: Arena, counts: Iterable[int] = COUNTS, repeats: int = 1) -> Iterator[Run]:
+    """Train with so many workers, over Redis and shared memory, backup tasks on and off."""
+    with running_server() as url, Store(Client(url)) as store:
+        for n, (count, (place, shards), backup) in enumerate(product([*counts] * repeats, PLACES, BACKUPS)):
+            yield _on_threads(arena, store, f"threads-{n}", count, shards, place, backup)
+
+
+def _on_threads(arena: Arena, store: Store, name: str, count: int, shards: int, place: str, backup: int) -> Run:
+    """Train with the task's own workers, or with those that come and go, or that are slow in some units."""
+    settings = {"shards": shards, "transport": _transport(place), "backup_after": backup}
+    job = create(store, name, workers=1, **settings)
+    kind = arena.random.choice(("steady", "slow at times", "come and go", "slow at times, come and go"))
+    if kind == "steady":
+        run_workers(job, *training(job, *(f"w{number}" for number in range(count))))
+    else:
+        run_workers(job, *members(job, count, arena.random, "slow" in kind, "come" in kind))
+    return Run(f"threads: {_of(count, shards, place)}, {kind}, {_backups(job)}", problems(job))
+
+
+def _transport(place: str) -> str:
+    return "shm" if place == "shared memory" else "redis"
+
+
+def _of(count: int, shards: int, place: str) -> str:
+    return f"{count} {'worker' if count == 1 else 'workers'}, {shards} {'shard' if shards == 1 else 'shards'}, {place}"
+
+
+def _backups(job: Job) -> str:
+    """Return what the log says of backup tasks."""
+    if not job.config.backup_after:
+        return "no backup tasks"
+    kinds = Counter(fields["kind"] for _, fields in job.entries())
+    return f"{kinds['backup']} backup tasks, {kinds['duplicate']} duplicates"
+
+
+def on_a_cluster(arena: Arena, counts: Iterable[int] = COUNTS, fire: int = 5) -> Iterator[Run]:
+    """Train on a cluster of three masters: on threads, then with processes that are killed."""
+    with running_cluster(masters=3, replicas=0) as cluster, Store(open_client(cluster.url)) as store:
+        for count, shards in product(counts, SHARDS):
+            yield _on_threads(arena, store, f"cluster-{count}-{shards}", count, shards, "a cluster", 3)
+        for number in range(fire):
+            yield _of_processes(arena, store, f"burning-{number}", 3, 3, "a cluster", every_s=0.5)
+
+
+def from_checkpoints(arena: Arena, number: int = 12) -> Iterator[Run]:
+    """Take a checkpoint while workers train, and go on from it as another job with other workers and shards."""
+    with running_server() as url, Store(Client(url)) as store:
+        for n in range(number):
+            count, shards = arena.random.choice(COUNTS), arena.random.choice(SHARDS)
+            first = create(store, f"first-{n}", workers=1, shards=shards, worker_timeout_ms=2000)
+            version = arena.random.randint(1, VERSIONS - 2)
+            with aggregating(first), ThreadPoolExecutor(count) as pool:
+                training_now = [pool.submit(m) for m in members(first, count, arena.random, slow=True)]
+                while (state := first.state()).version < version:
+                    first.await_change(state)
+                checkpoint = first.checkpoint()
+                for each in training_now:
+                    each.result()
+            yield Run(f"checkpoint taken: {_of(count, shards, 'Redis')}", problems(first))
+            others, parts = arena.random.choice([c for c in COUNTS if c != count]), arena.random.choice(SHARDS)
+            second = store.restore_job(checkpoint, f"second-{n}", shards=parts)
+            run_workers(second, *members(second, others, arena.random))
+            did = f"restored at version {checkpoint.version}: {_of(others, parts, 'Redis')}, after {count}"
+            yield Run(did, problems(second, first=checkpoint.version + 1))
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+def on_processes(arena: Arena, counts: Iterable[int] = COUNTS) -> Iterator[Run]:
+    """Train with processes, in every place."""
+    with arena.server() as store:
+        for number, (count, (place, shards)) in enumerate(product(counts, PLACES)):
+            yield _of_processes(arena, store, f"process-{number}", count, shards, place)
+
+
+def under_fire(arena: Arena, number: int = 30, every_s: float = 0.4) -> Iterator[Run]:
+    """Train with processes that are killed and started again, while others join."""
+    with arena.server() as store:
+        for n in range(number):
+            count, (place, shards) = arena.random.choice((2, 3, 5)), arena.random.choice(PLACES)
+            yield _of_processes(arena, store, f"fire-{n}", count, shards, place, every_s)
+
+
+def _of_processes(
+    arena: Arena, store: Store, name: str, count: int, shards: int, place: str, every_s: float = 0.0
+) -> Run:
+    """Train with processes. With `every_s`, kill one about so often, and have more workers join than the job knows."""
+    backup, at_once = arena.random.choice(BACKUPS), arena.random.random() < 0.7
+    settings: dict[str, Any] = {"transport": _transport(place), "backup_after": backup}
+    job = create(store, name, workers=1, shards=shards, worker_timeout_ms=5000 if at_once else 1000, **settings)
+    with arena.crew(job, at_once=at_once, url=store.url) as crew:
+        _start(crew, count, shards, arena.random, joins_s=1.0 if every_s else 0.0)
+        kills = _run(crew, arena.random, every_s)
+    did = f"processes: {_of(count, shards, place)}, {_backups(job)}"
+    if every_s:
+        found = "" if at_once else ", found by timeouts"
+        did += f", killed: {kills['worker']} workers, {kills['aggregator']} aggregators{found}"
+    return Run(did, problems(job) + remains(store, job), kills)
+
+
+def _start(crew: Crew, count: int, shards: int, rng: random.Random, joins_s: float) -> None:
+    """Start an aggregator for each shard, a worker, and the other workers within `joins_s`."""
+    for shard in range(shards):
+        crew.start(f"a{shard}", "aggregator", shards=[shard])
+    for number in range(count):
+        crew.start(f"w{number}", "trainer", slow=_SLOW, waits_s=rng.uniform(0, joins_s) if number else 0.0)
+
+
+def _run(crew: Crew, rng: random.Random, every_s: float) -> Counter[str]:
+    """Run to the end; return how many of which role were killed."""
+    kills: Counter[str] = Counter()
+    real = crew.kill
+
+    def kill(child: Any, *signal: int) -> bool:
+        sent = real(child, *signal)
+        kills["aggregator" if child.spec["role"] == "aggregator" else "worker"] += sent
+        return sent
+
+    crew.kill = kill  # type: ignore[method-assign]
+    crew.run(rng if every_s else None, every_s)
+    return kills
+
+
+def redis_is_killed(arena: Arena, number: int = 8, kills: int = 2) -> Iterator[Run]:
+    """Kill Redis with its file whole, as `appendfsync always` leaves it, and start it again."""
+    for n in range(number):
+        count, shards = arena.random.choice((2, 3, 5)), arena.random.choice(SHARDS)
+        with ExitStack() as stack:
+            server = stack.enter_context(MortalServer(stack.enter_context(private_directory())))
+            store = stack.enter_context(Store(Client(server.url)))
+            job = create(store, f"redis-{n}", workers=1, shards=shards, worker_timeout_ms=60_000)
+            with arena.crew(job) as crew:
+                _start(crew, count, shards, arena.random, joins_s=0.0)
+                for _ in range(kills):
+                    version = job.state().version
+                    crew.until(lambda j=job, v=version: j.state().version > v)
+                    crew.wait(arena.random.uniform(0, 0.15))
+                    server.kill()
+                    server.start()
+                crew.run()
+            killed = Counter({"Redis": kills})
+            did = f"Redis killed {kills} times: {_of(count, shards, 'Redis')}, appendfsync always"
+            yield Run(did, problems(job) + remains(store, job), killed)

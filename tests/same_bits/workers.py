@@ -1,0 +1,81 @@
+"""Workers on threads that train, come and go, and are slow."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import numpy as np
+from kvps_workers import load_task
+from kvps_workers.gradient import round_gradient
+from kvps_workers.rounds import Rounds
+
+from kvps.errors import JobNotFound, WorkerEvicted
+from kvps.job import Job
+from kvps.session.session import Session
+
+Pace = Callable[[], float]
+"""Returns the seconds that a unit takes beside its computing."""
+
+
+def at_once() -> float:
+    """Take no time."""
+    return 0.0
+
+
+def slow_at_times(rng: random.Random, chance: float = 0.1, seconds: float = 0.06) -> Pace:
+    """Return the pace of a worker that is slow in some units."""
+    return lambda: seconds if rng.random() < chance else 0.0
+
+
+class Member:
+    """A worker that trains the job to its end, and may leave and come back meanwhile."""
+
+    def __init__(self, job: Job, name: str, pace: Pace = at_once, leaves: random.Random | None = None) -> None:
+        self._job, self._name, self._pace, self._leaves = job, name, pace, leaves
+        self._task = load_task("digits")
+        self._rounds = Rounds(self._task, job.config, 0, np)
+        self.duplicates = 0
+
+    def __call__(self) -> None:
+        """Train until all units are committed, or the job is removed."""
+        while True:
+            if self._leaves:
+                time.sleep(self._leaves.uniform(0, 0.05))
+            try:
+                with self._job.join(self._name) as session:
+                    done = self._train(session, self._leaves.randint(0, 12) if self._leaves else None)
+                    self.duplicates += session.duplicates
+                    session.leave(finished=done)
+                    if done:
+                        return
+            except WorkerEvicted:
+                continue
+            except JobNotFound:
+                return
+
+    def _train(self, session: Session, units: int | None) -> bool:
+        """Do so many units, or all; return whether all are committed. The worker may leave with a unit in its hands."""
+        while (unit := session.next_unit()) is not None:
+            if units == 0:
+                return False
+            params = session.pull()
+            time.sleep(self._pace())
+            grads = round_gradient(self._task, self._job.layout, self._rounds, unit, params, np).grads
+            session.push(grads)
+            units = None if units is None else units - 1
+        return True
+
+
+def members(job: Job, count: int, rng: random.Random, slow: bool = False, leaves: bool = False) -> list[Member]:
+    """Return so many workers w0, w1, ..., each with random numbers of its own."""
+    return [
+        Member(
+            job,
+            f"w{number}",
+            slow_at_times(random.Random(rng.random())) if slow else at_once,
+            random.Random(rng.random()) if leaves else None,
+        )
+        for number in range(count)
+    ]
