@@ -63,6 +63,7 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
         schedules,
     )
     from kvps.partitions import partition
+    from kvps.session.batches import batches
     from kvps.session.session import Session
     from kvps.store import Store, connect
     from kvps.topologies import topology
@@ -118,6 +119,7 @@ __all__ = [
     "WorkerEvicted",
     "WrongOrder",
     "Yogi",
+    "batches",
     "connect",
     "from_env",
     "local",
@@ -151,6 +153,7 @@ _HOMES = {  # a module, and the names here that it defines
         "schedules",
     ),
     "kvps.partitions": ("partition",),
+    "kvps.session.batches": ("batches",),
     "kvps.session.session": ("Session",),
     "kvps.store": ("Store", "connect"),
     "kvps.topologies": ("topology",),

@@ -77,6 +77,12 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"round_ms": 500}, "round_ms (--round-time) ends rounds by the clock: set local_steps to auto too"),
         ({"reduction": "mean"} | TIMED, "reduction mean counts all workers alike, and with local_steps auto"),
         ({"units": 9, "reduction": "weighted"} | TIMED, "units (--data units) have a fixed number of batches each"),
+        ({"samples": 9}, "divided into batches that count once each: set batch_size and epochs too"),
+        ({"samples": 9, "batch_size": 2, "epochs": 1, "reduction": "weighted"} | TIMED, "samples are divided into"),
+        (
+            {"samples": 9, "batch_size": 2, "epochs": 2, "units": 9},
+            "samples=9 are 10 units in 2 epochs of batches of 2",
+        ),
         ({"max_pending": 101, "reduction": "weighted"} | TIMED, "must be a whole number from 0 to 100 with"),
         ({"local_steps": "auto", "push_every": "2"}, "local_steps steps on each batch, while push_every and procs"),
         ({"gradient_format": 16}, "gradient_format must be printable text of at most 1024 characters, not 16"),
@@ -197,3 +203,19 @@ def test_a_damaged_field_is_one_line_that_names_it_and_harms_no_other_job(
     assert store.job("whole").state().version == 0
     store.remove_job("damaged")
     assert store.jobs() == ["whole"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "units"),
+    [
+        ({}, (12, 6, 4)),
+        ({"units_per_round": 2}, (12, 6, 2)),
+        ({"push_every": 4}, (4, 2, 4)),
+        ({"push_every": "epoch"}, (2, 1, 4)),
+        ({"local_steps": 5}, (3, 0, 4)),
+    ],
+)
+def test_units_follow_from_samples(settings: dict[str, Any], units: tuple[int, int, int]) -> None:
+    config = JobConfig(**{"samples": 45, "batch_size": 8, "epochs": 2} | settings)
+    assert (config.units, config.units_per_epoch, config.units_per_round) == units
+    assert JobConfig.from_hash(config.to_hash()) == config

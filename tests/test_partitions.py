@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvps
-from kvps.partitions import SCHEMES
+from kvps.partitions import SCHEMES, UnitBatches, unit_seed
 
 DISJOINT = [scheme for scheme in SCHEMES if scheme != "overlap"]
 SAMPLES, WORKERS = st.integers(0, 300), st.integers(1, 12)
@@ -93,3 +93,28 @@ def test_too_many_samples_are_refused() -> None:
         kvps.InvalidSetting, match="samples must be at most 9223372036854775807, not 9223372036854775808"
     ):
         kvps.partition(2**63, 1, 0)
+
+
+@given(
+    samples=st.integers(1, 200),
+    size=st.integers(1, 50),
+    epochs=st.integers(1, 4),
+    per_unit=st.integers(1, 5),
+    seed=SEEDS,
+    drop_last=st.booleans(),
+)
+def test_units_have_each_sample_of_each_epoch_once(
+    samples: int, size: int, epochs: int, per_unit: int, seed: int, drop_last: bool
+) -> None:
+    batches = UnitBatches(samples, size, epochs, seed, per_unit, drop_last)
+    numbers = [number for unit in range(batches.units) for number in batches.of(unit)]
+    assert numbers == list(range(batches.per_epoch * epochs))
+    assert [batches.unit(number) for number in numbers] == [number // per_unit for number in numbers]
+    assert list(batches.of(batches.units)) == []
+    for epoch in range(epochs):
+        rows = [batches.rows(epoch * batches.per_epoch + number).tolist() for number in range(batches.per_epoch)]
+        assert sum(map(len, rows)) == (samples // size * size if drop_last else samples)
+        assert len({row for batch in rows for row in batch}) == sum(map(len, rows))
+    seeds = [seed_of(number) for seed_of in (batches.seed, batches.loading_seed) for number in numbers]
+    assert len(set(seeds)) == len(seeds)
+    assert all(batches.seed(number) == unit_seed(seed, batches.unit(number)) for number in numbers[::per_unit])

@@ -23,9 +23,9 @@ Adadelta Adagrad Adam AdamW Adamax Checkpoint ContributionLate CorruptData Delay
 InvalidName InvalidSetting InvalidTask Job JobConfig JobError JobExists JobNotFound JobSettings KvpsError LayoutMismatch
 LeaseLost Lion LocalJob NAdam NoServer NotFinite Optimizer ParameterGroup RMSprop RunContext SGD ServerError ServerFull
 ServerLost ServerUnfit Session Store TaskFailed TooManyClients UsageError WorkerAlive WorkerError WorkerEvicted
-WrongOrder Yogi connect from_env local open_device partition schedules topology
+WrongOrder Yogi batches connect from_env local open_device partition schedules topology
 """
-LOWER = {"connect", "from_env", "local", "open_device", "partition", "schedules", "topology"}
+LOWER = {"batches", "connect", "from_env", "local", "open_device", "partition", "schedules", "topology"}
 
 
 def test_the_public_names() -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from kvps import optim
 from kvps.arrays.inputs import in_words
 from kvps.arrays.past_weights import MOST_PAST
-from kvps.config import combinations
+from kvps.config import combinations, samples
 from kvps.config.settings import SPECS, UncheckedConfig
 from kvps.config.specs import MOST_OPTIMIZER, as_text, not_an_optimizer, why_not
 from kvps.errors import CorruptData, InvalidSetting, shown
@@ -49,6 +49,8 @@ class JobConfig(UncheckedConfig):
                 object.__setattr__(self, name, spec.read(text))
             if why := why_not(spec, getattr(self, name)):
                 raise InvalidSetting(f"{name} {why}")
+        if self.samples:
+            samples.derive_units(self)
         combinations.check(self)
         if self.delay_compensation and self.delay_versions == 0:
             object.__setattr__(self, "delay_versions", min(self.workers, MOST_PAST))

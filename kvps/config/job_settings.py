@@ -41,6 +41,7 @@ class JobSettings(TypedDict, total=False):
     units: int
     units_per_round: int
     units_per_epoch: int
+    samples: int
     backup_after: float
     rounds: int
     task: str

@@ -256,6 +256,12 @@ class UncheckedConfig:
         "are one.",
         bounds=(0, 2**50),
     )
+    samples: int = setting(
+        0,
+        "How many samples an epoch of a script has. Each of its batches is then a unit, which any worker may compute: "
+        "units, units_per_epoch and, unless it is given, units_per_round = 4 follow from it.",
+        bounds=(0, 2**50),
+    )
     backup_after: float = setting(
         3.0,
         "With units_per_round: a unit that is out for longer than so many times the median of its round is handed out "
@@ -415,6 +421,8 @@ class UncheckedConfig:
     def inner_state(self) -> bool:
         """Whether a task's workers keep a state from round to round, that of their inner optimizer or weights of their
         own: then no round can be computed alone."""
+        if self.unit_rounds:  # the state begins anew in each unit, which any worker may compute
+            return False
         return self.takes_local_steps and (bool(self.inner_optimizer.slots) or self.fragments > 1)
 
     @property

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
+from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
 from kvps.optim.reductions import check_weight
@@ -80,6 +81,11 @@ class Session:
         self._round = Round(self._new_push())
         self._units = Units(access, self._membership)
         self._spare: Array | None = None  # the memory of `buffers` where no segment is lent
+
+    @property
+    def config(self) -> JobConfig:
+        """The settings of the job."""
+        return self._access.config
 
     @property
     def sequence(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -17,15 +18,16 @@ _STORED = (torch.float32, torch.float64, torch.int64)
 
 
 class InnerOptimizer:
-    """An optimizer of torch.optim that steps the parameters `params`. Raises InvalidSetting unless it steps exactly
-    these."""
+    """An optimizer of torch.optim that steps the parameters `params`. With `begins_anew` it can go back to its state as
+    it is now. Raises InvalidSetting unless it steps exactly these."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, params: Parameters) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, params: Parameters, begins_anew: bool = False) -> None:
         _check_inner(optimizer, params)
         self._optimizer = optimizer
         self._params = params
         self._untried = set[str]()  # parameters that have a restored state, and were not stepped with it
         self._fresh: dict[Any, Any] = {}  # the state before that one
+        self._first = copy.deepcopy(optimizer.state_dict()["state"]) if begins_anew else {}
 
     @property
     def kind(self) -> str:
@@ -61,6 +63,10 @@ class InnerOptimizer:
         self._untried -= tried
         if not self._untried:
             self._fresh = {}
+
+    def begin_anew(self) -> None:
+        """Go back to the first state; learning rates and other settings stay."""
+        self._load(copy.deepcopy(self._first))
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state in host memory: "<its class>:<name>:<parameter>" -> array.

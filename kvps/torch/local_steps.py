@@ -48,7 +48,7 @@ class LocalSteps:
             raise InvalidSetting(f"the job's {fragments} fragments must divide local_steps, {steps}")
         self._part_of = part_of or {}
         self._params = params
-        self.inner = InnerOptimizer(inner, params)
+        self.inner = InnerOptimizer(inner, params, begins_anew=config.unit_rounds is not None)
         self._steps = steps if isinstance(steps, str) else steps // fragments
         self._config = config
         self._timer = RoundTimer(config) if steps == AUTO else None
@@ -79,6 +79,12 @@ class LocalSteps:
         """Whether a worker may come back after its last round, to compute the units of dead workers."""
         return bool(self._config.units)
 
+    def begin_unit(self, batches: int) -> None:
+        """Begin a unit of data, of so many batches: the last one may have fewer. Steps of a unit that was not pushed
+        count no more."""
+        self.dropped()
+        self._steps = batches
+
     def begin(self, anew: bool, age_s: Callable[[], float]) -> None:
         """Begin the next step, whose gradients are cleared; or a round `anew`, whose weights, `to_pull`, are in the
         parameters now. `age_s` returns how long ago their version was committed."""
@@ -89,6 +95,8 @@ class LocalSteps:
             for name, parameter in self._params.items():
                 if self.to_pull in ("", self._part_of.get(name)):
                     self._pulled[name] = parameter.detach().to(torch.float32, copy=True)
+            if self._config.unit_rounds:  # its state must not depend on the units that this worker did before
+                self.inner.begin_anew()
             if self._timer:
                 self._timer.begin(age_s)
         self._cleared = True
@@ -141,11 +149,11 @@ class LocalSteps:
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state of `inner`. It is {} if a step is in no accepted contribution, because only what those have
-        made of it may go on."""
-        return self.inner.state() if self._accepted else {}
+        made of it may go on, and where it begins anew in each unit."""
+        return self.inner.state() if self._accepted and not self._config.unit_rounds else {}
 
     def dropped(self) -> None:
-        """Note that the pseudo-gradient came late and does not count: the next round begins with a pull."""
+        """Note that the steps since the last pull do not count: the next round begins with a pull."""
         self._taken, self._over, self._part, self._is_ahead = 0, False, None, False
         self._pulled.clear()
         self._pseudo.clear()

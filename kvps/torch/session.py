@@ -19,6 +19,7 @@ from kvps.errors import ContributionLate, InvalidSetting, LayoutMismatch, UsageE
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
 from kvps.session.session import Session
+from kvps.torch.batches import Batches, batches_of
 from kvps.torch.group import GroupSession, join_as_group
 from kvps.torch.local_steps import LocalSteps
 from kvps.torch.model import JobBuffers, Parameters, fill, fitting
@@ -81,6 +82,8 @@ def join(
 
 def _resume(session: Session, local: LocalSteps) -> None:
     """Have the inner optimizer go on from the state that the worker left, and say if it cannot. Raises CorruptData."""
+    if session.config.unit_rounds:  # it begins anew in each unit
+        return
     if local.inner.restore(session.inherited_state()):
         log.info("worker %s: its inner %s goes on from the state that it left", session.worker, local.inner.kind)
     elif session.clock and local.inner.is_new:
@@ -108,6 +111,7 @@ class TorchSession:
     """A worker's session and the model parameters it fills. `join` returns one; it belongs to the thread that joined.
 
     session   the worker's session: rank, round, clock, version, and next_unit() for units
+    steps     how often step() has returned
     """
 
     def __init__(
@@ -125,12 +129,41 @@ class TorchSession:
         self._local = local
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # sent during backward, with its count of writes then
         self._overlap = overlap
+        self.steps = 0
         me = weakref.proxy(self)  # a user who drops a worker without leaving drops its session too
         hooks: list[RemovableHandle] = []
         for name, parameter in params.items() if overlap else ():
             leaves = partial(TorchSession._leaves, me, name)
             hooks.append(parameter.register_post_accumulate_grad_hook(leaves))  # type: ignore[no-untyped-call]
         self._unhook = weakref.finalize(self, _remove, hooks)
+
+    def batches(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        seed: bool = True,
+        **loader: Any,
+    ) -> Batches:
+        """Yield the batches that this worker is to step on, each with the weights in the model, until all of the job's
+        are done; they end for all workers at once. Whoever computes a batch, and dies or leaves meanwhile, it counts
+        once.
+
+        The job was created with `samples`, the length of `dataset`, `batch_size` and `epochs`; given here, they must be
+        the same. Each epoch has all samples in an order drawn anew, from the job's seed. `dataset` has a length and
+        `dataset[number]`. `loader` are arguments of torch.utils.data.DataLoader, as num_workers, collate_fn and
+        pin_memory; its processes load ahead. With `seed`, the random numbers of torch, NumPy and `random` begin anew
+        for each batch, in the loader's processes and for training, from the job's seed and the unit. A batch without a
+        step() comes again. Raises InvalidSetting for what does not fit the job; while iterating WrongOrder for a batch
+        that came 50 times without a step, and what `pull` and `Session.next_unit` raise.
+        """
+        return batches_of(self, dataset, batch_size, epochs, seed, loader)
+
+    def begin_unit(self, batches: int) -> None:
+        """Begin a unit of so many batches, after `Session.next_unit`: with local steps, the last of them pushes."""
+        if self._local:
+            self._local.begin_unit(batches)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -184,10 +217,13 @@ class TorchSession:
                 raise InvalidSetting("weight is not for a group, whose members count alike: leave it out")
             weight = self.session.check_weight(weight)
         if not self._local:
-            return self._push(self._gradients(), loss, weight)
-        if not self._local.take(weight):
-            return self.session.clock
-        return self._push_steps(self._local, self._local.part(self.session.round), loss)
+            clock = self._push(self._gradients(), loss, weight)
+        elif self._local.take(weight):
+            clock = self._push_steps(self._local, self._local.part(self.session.round), loss)
+        else:
+            clock = self.session.clock
+        self.steps += 1
+        return clock
 
     def _push_steps(self, local: LocalSteps, part: str, loss: float | torch.Tensor | None) -> int:
         part, grads = local.pseudo_gradient(part)

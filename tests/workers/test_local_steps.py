@@ -94,6 +94,24 @@ def test_momentum_goes_on_over_rounds_and_is_proved_by_a_record(store: Store, tm
     assert proved(job, tmp_path).by == "recorded"
 
 
+@pytest.mark.parametrize("inner", [kvps.SGD(lr=0.5, momentum=0.5), kvps.Adam(lr=0.01)], ids=["momentum", "adam"])
+def test_in_rounds_of_units_the_inner_state_begins_anew_and_is_computed_again(
+    store: Store, inner: kvps.optim.Optimizer
+) -> None:
+    """So the weights are the same from one worker and from two, and need no record to be proved."""
+    units = rounds_of(1438, JobConfig(batch_size=96, epochs=2, local_steps=STEPS))
+    weights = []
+    for workers in (1, 2):
+        settings = _settings(inner_optimizer=inner, units=units, units_per_round=3, workers=workers, epochs=2)
+        job = digits_job(store, **settings)
+        run_workers(job, *training(job, *[f"w{number}" for number in range(workers)]))
+        assert proved(job).by == "recomputed"
+        weights.append(job.snapshot()[1])
+        store.remove_job("digits")
+    for name, array in weights[0].items():
+        np.testing.assert_array_equal(weights[1][name], array, name)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

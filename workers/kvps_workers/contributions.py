@@ -128,7 +128,7 @@ class Contributions:
     def resume(self, session: Session) -> None:
         """Go on from the state of the inner optimizer that the worker left, and say if there is none. Raises
         CorruptData."""
-        if self._local and self._config.inner_optimizer.slots:
+        if self._local and self._config.inner_optimizer.slots and not self._config.unit_rounds:
             kind = self._config.inner_optimizer.kind
             if self._local.restore(session.inherited_state()):
                 log.info("worker %s: its inner %s goes on from the state that it left", session.worker, kind)
@@ -141,8 +141,8 @@ class Contributions:
                 )
 
     def state(self, accepted: int) -> dict[str, NDArray[Any]]:
-        """Return the state of the inner optimizer after so many accepted contributions; {} if it has none."""
-        return self._local.state(accepted) if self._local else {}
+        """Return the state of the inner optimizer after so many accepted contributions; {} if none goes on."""
+        return self._local.state(accepted) if self._local and not self._config.unit_rounds else {}
 
     def _batches(self, number: int, over: Over) -> Iterator[tuple[float, tuple[Any, ...]]]:
         """Yield the batches of a contribution until it is `over`, each with how many its worker has had before, as if

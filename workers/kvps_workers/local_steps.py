@@ -26,7 +26,8 @@ _TAKEN = "taken"
 
 class LocalSteps:
     """The weights and the inner optimizer of one worker, (size,) float32 arrays on its device. The optimizer's state
-    begins as zeros, and goes on from round to round; with fragments so do the weights."""
+    begins as zeros, and goes on from round to round; with fragments so do the weights. In rounds of units it begins
+    anew in each unit, so that a unit does not depend on those that the same worker did before."""
 
     def __init__(self, task: Task, config: JobConfig, layout: Layout, device: Device) -> None:
         self._task = task
@@ -55,7 +56,7 @@ class LocalSteps:
         LayoutMismatch and NotFinite.
         """
         xp = self._device.xp
-        self._set(self._after(accepted))
+        self._set(self._anew() if self._config.unit_rounds else self._after(accepted))
         self._before = accepted + 1, self._copied()  # at once: an interrupt finds the one state or the other
         for name, array in params.items():
             p = self._layout.parameters[self._layout.numbers[name]]
@@ -82,6 +83,9 @@ class LocalSteps:
     def _after(self, accepted: int) -> dict[str, Any]:
         number, before = self._before
         return before if number > accepted else self._copied()
+
+    def _anew(self) -> dict[str, Any]:
+        return {_TAKEN: 0} | {slot: self._zeros() for slot in self._state}
 
     def _set(self, state: Mapping[str, Any]) -> None:
         self._taken = state[_TAKEN]

@@ -1,0 +1,389 @@
+"""`worker.batches`: the batches of a data set, each once and with the same bits, whoever computes them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.arrays import assert_same_bits
+from helpers.ddp import weights_of
+from helpers.digits_job import run_workers
+from helpers.harness import check_chain
+from helpers.waiting import eventually
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import kvps
+import kvps.torch
+from kvps.store import Store
+
+SAMPLES, BATCH, EPOCHS = 45, 8, 2  # six batches an epoch, the last of 5 samples
+UNITS = 6 * EPOCHS
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Sums of floats depend on how many threads share them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Images(Dataset[tuple[torch.Tensor, int]]):
+    """Images with noise from every source of random numbers that an augmentation may use."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        image = torch.linspace(-1, 1, 36).reshape(1, 6, 6) * (number % 7)
+        noise = torch.randn(1, 6, 6) + float(np.random.normal()) + random.random()
+        return image + 0.1 * noise, number % 5
+
+
+class Numbers(Dataset[int]):
+    """Samples that are their own numbers."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(10))
+
+
+def cnn() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.4), nn.Flatten(), nn.Linear(64, 5))
+
+
+class Count(nn.Module):
+    """Its weights count how often it was trained on each sample, with SGD(lr=1) of the sum of the gradients."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        super().__init__()
+        self.done = nn.Parameter(torch.zeros(samples))
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return -self.done[numbers].sum()
+
+
+def create(store: Store, model: nn.Module, name: str = "job", **settings: Any) -> kvps.Job:
+    data = {"samples": SAMPLES, "batch_size": BATCH, "epochs": EPOCHS, "units_per_round": 4}
+    settings = data | {"optimizer": kvps.SGD(lr=0.1), "worker_timeout_ms": 60_000, "transport": "redis"} | settings
+    return store.create_job(name, kvps.torch.parameters(model), **settings)
+
+
+def counting(store: Store, samples: int = SAMPLES, **settings: Any) -> kvps.Job:
+    settings = {"optimizer": kvps.SGD(lr=1.0), "reduction": "sum", "samples": samples} | settings
+    return create(store, Count(samples), **settings)
+
+
+def once(job: kvps.Job, units: int = UNITS) -> None:
+    """Assert that each unit is in exactly one commit, by the log, and each sample in every epoch, by the weights."""
+    used = Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
+    assert used == dict.fromkeys(range(units), 1)
+    np.testing.assert_array_equal(job.snapshot()[1]["done"], job.config.epochs)
+    check_chain(job)
+
+
+# -- the same bits -------------------------------------------------------------------------------------------------
+
+
+def classify(job: kvps.Job, name: str, model: nn.Module, **how: Any) -> None:
+    inner = how.pop("inner", None)
+    join = {"inner": inner(model.parameters())} if inner else {}
+    with kvps.torch.join(job, model, name, **join) as worker:
+        for x, y in worker.batches(Images(), **how):
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            worker.step(loss)
+
+
+def alone(job: kvps.Job, **how: Any) -> dict[str, np.ndarray]:
+    run_workers(job, partial(classify, job, "w0", cnn(), **how))
+    return job.snapshot()[1]
+
+
+def test_one_worker_with_and_without_loader_processes_and_two_processes_of_a_job(store: Store) -> None:
+    """Noise in the loader's processes and dropout in the training depend on the unit alone."""
+    weights = alone(create(store, cnn(), "a"), num_workers=2)
+    assert_same_bits(alone(create(store, cnn(), "b")), weights)
+    other = alone(create(store, cnn(), "c", seed=1))
+    assert any((other[name] != weights[name]).any() for name in weights)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_one_after_another_end_with_the_weights_of_one(store: Store, workers: int) -> None:
+    """They take turns in one thread, because threads share the random numbers that `batches` seeds."""
+    expected = alone(create(store, cnn(), "alone"))
+    job, models = create(store, cnn(), "shared", workers=workers), [cnn() for _ in range(workers)]
+
+    def take_turns() -> None:
+        joined = [kvps.torch.join(job, model, f"w{number}") for number, model in enumerate(models)]
+        turns = random.Random(workers)
+        loops = [iter(worker.batches(Images())) for worker in joined]
+        done = 0
+        while done < UNITS:  # another one would wait for a version that this thread must not wait for
+            number = turns.randrange(workers)
+            x, y = next(loops[number])
+            loss = nn.functional.cross_entropy(models[number](x), y)
+            loss.backward()
+            joined[number].step(loss)
+            done += 1
+        for loop, worker in zip(loops, joined, strict=True):
+            assert next(loop, None) is None
+            worker.leave()
+
+    run_workers(job, take_turns)
+    assert_same_bits(job.snapshot()[1], expected)
+    assert len({c.worker for commit in job.log() for c in commit.plan.contributions}) == workers
+
+
+def adam(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(params, lr=0.01)
+
+
+def adagrad(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(params, lr=0.01)  # has a state before its first step
+
+
+@pytest.mark.parametrize("inner", [adam, adagrad])
+def test_local_steps_begin_anew_in_each_unit(store: Store, inner: Callable[..., Any]) -> None:
+    """Five batches a unit, and two in the last one; plain PyTorch does the same with a new optimizer for each unit."""
+    job = create(store, cnn(), local_steps=5, units_per_round=2, optimizer=kvps.SGD(lr=1.0))
+    got = alone(job, inner=inner)
+    assert job.config.units == 3
+    pulled = cnn()
+    recorded = recorded_batches(store)
+    for units in ([0, 1], [2]):
+        ends = []
+        for unit in units:
+            replica = cnn()
+            replica.load_state_dict(pulled.state_dict())
+            steps = inner(replica.parameters())
+            for (x, y), seed in recorded[5 * unit : 5 * unit + 5]:
+                torch.manual_seed(seed)
+                steps.zero_grad()
+                nn.functional.cross_entropy(replica(x), y).backward()
+                steps.step()
+            ends.append(list(replica.parameters()))
+        with torch.no_grad():
+            for number, parameter in enumerate(pulled.parameters()):
+                parameter -= torch.stack([parameter - end[number] for end in ends]).mean(0)
+    for name, array in weights_of(pulled).items():
+        np.testing.assert_allclose(got[name], array, atol=2e-6)
+
+
+def recorded_batches(store: Store) -> list[tuple[Any, int]]:
+    """Return the batches of a job of local steps, and the seeds that torch had with them."""
+    model, batches = cnn(), []
+    job = create(store, model, "recorded", local_steps=5, units_per_round=2)
+
+    def record() -> None:
+        with kvps.torch.join(job, model, inner=adam(model.parameters())) as worker:
+            for x, y in worker.batches(Images()):
+                batches.append(((x, y), torch.initial_seed()))
+                nn.functional.cross_entropy(model(x), y).backward()
+                worker.step()
+
+    run_workers(job, record)
+    return batches
+
+
+# -- exactly once --------------------------------------------------------------------------------------------------
+
+
+def count(job: kvps.Job, name: str, seen: list[Any], wait: Callable[[], object] = bool, **how: Any) -> None:
+    model = Count(job.config.samples)
+    with kvps.torch.join(job, model, name) as worker:
+        for numbers in worker.batches(Numbers(job.config.samples), seed=False, **how):
+            wait()
+            model(numbers).backward()
+            worker.step()
+            seen.append(numbers)
+
+
+def test_two_workers_of_different_speeds_do_each_batch_once(store: Store) -> None:
+    job = counting(store, workers=2, backup_after=0)
+    slow, quick = list[Any](), list[Any]()
+
+    def wait() -> None:
+        assert eventually(lambda: len(quick) >= 3), "of a round of four the other worker does the rest"
+
+    run_workers(job, partial(count, job, "w0", slow, wait), partial(count, job, "w1", quick))
+    once(job)
+    assert len(slow) + len(quick) == UNITS
+
+
+def test_what_a_worker_breaks_off_is_done_by_another(store: Store) -> None:
+    job = counting(store, workers=2)
+    seen = list[Any]()
+
+    def leaves_early() -> None:
+        model = Count()
+        with kvps.torch.join(job, model, "w0") as worker:
+            for numbers in worker.batches(Numbers()):
+                model(numbers).backward()
+                break
+
+    run_workers(job, leaves_early, partial(count, job, "w1", seen))
+    once(job)
+    assert len(seen) == UNITS
+
+
+def test_a_loop_that_fails_gives_its_batch_back(store: Store) -> None:
+    job = counting(store)
+
+    def fail() -> None:
+        with kvps.torch.join(job, Count(), "w0") as worker:
+            for _ in worker.batches(Numbers(), num_workers=1):
+                raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fail()
+    run_workers(job, partial(count, job, "w0", []))
+    once(job)
+
+
+def test_a_batch_without_a_step_comes_again_but_not_for_ever(store: Store) -> None:
+    job, model = counting(store), Count()
+
+    def work() -> None:
+        with kvps.torch.join(job, model) as worker:
+            batches = iter(worker.batches(Numbers()))
+            first, again = next(batches), next(batches)
+            assert first is again
+            with pytest.raises(kvps.WrongOrder, match="unit 0 came 50 times"):
+                list(batches)
+        count(job, "w0", [])
+
+    run_workers(job, work)
+    once(job)
+
+
+def test_each_epoch_has_all_samples_in_an_order_of_its_own(store: Store) -> None:
+    seen = list[Any]()
+    job = counting(store)
+    run_workers(job, partial(count, job, "w0", seen, batch_size=BATCH, epochs=EPOCHS))
+    assert [len(numbers) for numbers in seen] == 2 * [8, 8, 8, 8, 8, 5]
+    epochs = [torch.cat(seen[:6]).tolist(), torch.cat(seen[6:]).tolist()]
+    assert epochs == [np.random.default_rng((0, epoch)).permutation(SAMPLES).tolist() for epoch in range(2)]
+
+
+def test_drop_last_leaves_out_what_fills_no_batch(store: Store) -> None:
+    seen = list[Any]()
+    job = create(store, Count(), samples=40)
+    model = Count()
+
+    def work() -> None:
+        with kvps.torch.join(job, model) as worker:
+            for numbers in worker.batches(Numbers(), drop_last=True):
+                model(numbers).backward()
+                worker.step()
+                seen.append(numbers)
+
+    run_workers(job, work)
+    assert [len(numbers) for numbers in seen] == 10 * [8]
+    assert len(set(torch.cat(seen[:5]).tolist())) == 40
+
+
+# -- loading ahead -------------------------------------------------------------------------------------------------
+
+
+def test_loader_processes_load_all_but_the_first_batch_of_one_worker_ahead(store: Store) -> None:
+    job, model = counting(store), Count()
+    places = list[tuple[int, int]]()
+
+    def work() -> None:
+        with kvps.torch.join(job, model) as worker:
+            batches = worker.batches(Numbers(), num_workers=2, collate_fn=torch.tensor)
+            assert batches.unit is None
+            for numbers in batches:
+                assert isinstance(batches.unit, int)
+                places.append((batches.epoch, batches.unit))
+                model(numbers).backward()
+                worker.step()
+            assert (batches.loaded_ahead, batches.loaded_late) == (UNITS - 1, 1)
+
+    run_workers(job, work)
+    once(job)
+    assert places == [(unit // 6, unit) for unit in range(UNITS)]
+
+
+def test_two_workers_with_loader_processes_do_each_batch_once(store: Store) -> None:
+    """Which one gets a batch is not known before: what was guessed wrong is loaded when it is needed."""
+    job = counting(store, 200, workers=2)
+    how = {"num_workers": 1, "prefetch_factor": 3}
+    run_workers(job, *(partial(count, job, f"w{n}", [], **how) for n in range(2)))
+    once(job, 50)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "how", "why"),
+    [
+        (Endless(), {}, "an iterable data set cannot give a batch a second time"),
+        (DataLoader(Numbers()), {}, "makes the DataLoader itself"),
+        (3, {}, "not int"),
+        (Numbers(44), {}, "44 samples, and the job was created with samples=45"),
+        (Numbers(), {"drop_last": True}, "of which drop_last leaves 40"),
+        (Numbers(), {"batch_size": 9}, "batch_size is 9 here and 8 in the job"),
+        (Numbers(), {"epochs": 1}, "epochs is 1 here and 2 in the job"),
+        (Numbers(), {"shuffle": True}, "shuffle is not for batches"),
+        (Numbers(), {"prefetch_factor": 2}, "a DataLoader, which says"),
+        (Numbers(), {"nonsense": 2}, "a DataLoader, which says"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(store: Store, dataset: Any, how: dict[str, Any], why: str) -> None:
+    with kvps.torch.join(counting(store), Count(), "w0") as worker:
+        with pytest.raises(kvps.InvalidSetting, match=why) as raised:
+            worker.batches(dataset, **how)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"samples": 0}, "create it with samples=len"),
+        ({"staleness": -1}, "staleness -1 has not"),
+        ({"push_every": 2}, "choose a larger batch_size"),
+    ],
+)
+def test_a_job_that_hands_out_no_batches_is_refused(store: Store, settings: dict[str, Any], why: str) -> None:
+    settings |= {} if settings.get("samples", 1) else {"units_per_round": 0}
+    with (
+        kvps.torch.join(create(store, Count(), **settings), Count(), "w0") as worker,
+        pytest.raises(kvps.InvalidSetting, match=why),
+    ):
+        worker.batches(Numbers())
+
+
+def test_a_tensor_data_set_and_overlap(store: Store) -> None:
+    """TensorDataset has __getitem__ alone; overlap sends gradients during backward."""
+    job, model = counting(store), Count()
+
+    def work() -> None:
+        with kvps.torch.join(job, model, overlap=True) as worker:
+            for (numbers,) in worker.batches(TensorDataset(torch.arange(SAMPLES))):
+                model(numbers).backward()
+                worker.step()
+
+    run_workers(job, work)
+    once(job)
