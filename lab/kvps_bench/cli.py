@@ -103,7 +103,7 @@ def straggler_(
     as_json: AsJson = False,
     redis: Redis = None,
 ) -> None:
-    """Measure how long the digits take to an accuracy with slow workers, in BSP, SSP(3) and ASP."""
+    """Measure the digits with slow workers, in BSP, in rounds of units, in SSP(3) and ASP."""
     if not 0 < accuracy < 1:
         raise InvalidSetting(f"--accuracy must lie between 0 and 1, not {accuracy:g}")
     if not 0 <= compute_ms <= 10_000:

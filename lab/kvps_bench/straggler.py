@@ -1,15 +1,20 @@
-"""`kvps_bench straggler`: how long the digits take to reach an accuracy with slow workers, in BSP, SSP and ASP.
+"""`kvps_bench straggler`: how fast digits are trained with slow workers, in BSP, in rounds of units, in SSP and ASP.
 
-A worker computes a real gradient, and *takes* a fixed time for it: it sleeps, four times as long when it is slow. So
+A worker computes a real gradient, and *takes* a fixed time for it: it sleeps, five times as long when it is slow. So
 the bench measures which worker waits for which, not the number of cores. All modes pay for the protocol itself.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from kvps_workers.gradient import round_gradient
@@ -24,13 +29,15 @@ from kvps_bench import ideal
 from kvps_bench.crew import Member, Place, crew, spawning
 from kvps_bench.result import Bar, Figures, Result, Row, machine
 from kvps_bench.roles import Aggregator, Role, temporary_job
-from kvps_bench.turns import Case, Times, in_turns
+from kvps_bench.turns import Case, Ratio, Times, in_turns
 
 TASK = "digits"
-FACTOR = 4
+FACTOR = 5
 _MOVES_EVERY = 8  # iterations
 _CHANCE = 0.25
-_MODES = (0, 3, ASP)
+_PER_ROUND = 4  # units, for each worker
+_UNITS = 2**40  # no run comes to their end
+_BACKUP_AFTER = 3
 _LOOK_EVERY_S = 0.02  # the resolution of a time; each look costs the training processor time
 _PATIENCE_S = 120.0
 
@@ -46,6 +53,21 @@ def is_slow(kind: str, rank: int, iteration: int, workers: int, random: np.rando
     if kind == "moves":
         return iteration // _MOVES_EVERY % workers == rank
     return float(random.random()) < _CHANCE if kind == "random" else rank == 0
+
+
+class Mode(NamedTuple):
+    """When a worker may go on, and whether versions are made of rounds of units."""
+
+    staleness: int
+    units: bool = False
+
+    @property
+    def name(self) -> str:
+        return "rounds of units" if self.units else mode_name(self.staleness)
+
+
+_BSP, _IN_UNITS, _ASP = Mode(0), Mode(0, units=True), Mode(ASP)
+_MODES = (_BSP, _IN_UNITS, Mode(3), _ASP)
 
 
 @dataclass(frozen=True)
@@ -70,14 +92,17 @@ class Trainee(Role):
         job = self.store.job(name)
         random = np.random.default_rng((job.config.seed, self._rank))
         rounds = Rounds(self._task, job.config, self._rank, np)
+        workers = self._setting.workers
         with job.join(f"w{self._rank}") as session:
             while not self._over.is_set():
-                number = session.round
+                unit = session.next_unit() if job.config.units else None
+                number = session.round if unit is None else unit
                 params = session.pull()
                 if self._over.is_set():
                     break
                 _, grads = round_gradient(self._task, job.layout, rounds, number, params, np)
-                slow = is_slow(kind, self._rank, number, self._setting.workers, random)
+                # The slow worker moves when all have done their iterations: units are those of all workers.
+                slow = is_slow(kind, self._rank, number if unit is None else unit // workers, workers, random)
                 time.sleep(self._setting.compute_ms / 1000 * (FACTOR if slow else 1))
                 session.push(grads)
             return session.clock
@@ -91,34 +116,62 @@ class Course:
         self._aggregator, *self._workers = members
         self._task = load_task(TASK)
         self.seed = 0
-        self.contributions: dict[tuple[str, int], list[int]] = {}
+        self.contributions: dict[tuple[str, Mode], list[int]] = {}
+        self.shares: dict[tuple[str, Mode], list[float]] = {}  # of the sum of the workers' speeds
 
-    def run(self, kind: str, staleness: int) -> list[float]:
+    def run(self, kind: str, mode: Mode) -> list[float]:
         """Return the seconds from the workers' start to the first snapshot that is accurate enough."""
         self.seed += 1  # each run has another order of samples, because one order may be lucky
-        task = self._task
-        settings: dict[str, Any] = {
-            "workers": self._setting.workers,
-            "staleness": staleness,
-            "task": TASK,
-            "seed": self.seed,
-        }
-        settings |= {"batch_size": task.batch_size, "epochs": 10_000, "optimizer": SGD(lr=task.lr)}
-        with temporary_job(self._place, "unix", task.parameters(self.seed), **settings) as job:
-            self._aggregator("serve", job.name)
-            self._over.clear()
+        with self._job(mode) as job:
             began = time.perf_counter()
-            for worker in self._workers:
-                worker.begin("train", job.name, kind)
-            try:
+            with self._training(job, kind):
                 took = self._until_accurate(job) - began
-                self.contributions.setdefault((kind, staleness), []).append(sum(job.clock().values()))
-            finally:
-                self._over.set()
-                for worker in self._workers:
-                    worker.end()
+                self.contributions.setdefault((kind, mode), []).append(sum(job.clock().values()))
+                _await_version(job, 5)  # of a run that ends early
+            each = _contribution_s(job)
+            self.shares.setdefault((kind, mode), []).append(at_full_speed(self._setting, kind) / each)
         self._aggregator("rest")  # the job is removed, so `serve` ends
         return [took]
+
+    def stop_one(self) -> float:
+        """Stop a worker in the middle of a unit, and let it go on later. Return how much longer the round took than
+        others, in times of a unit."""
+        self.seed += 1
+        with self._job(_IN_UNITS) as job:
+            with self._training(job, ""):
+                _await_version(job, 10)
+                pid = self._workers[0].process.pid
+                assert pid
+                os.kill(pid, signal.SIGSTOP)
+                _await_version(job, 13)  # made without it
+                os.kill(pid, signal.SIGCONT)
+            times = _commit_ms(job)
+        self._aggregator("rest")
+        lasted = [later - earlier for earlier, later in pairwise(times)]
+        usual = statistics.median(lasted[3:9])
+        return (max(lasted[9:12]) - usual) / (usual / _PER_ROUND)
+
+    def _job(self, mode: Mode) -> AbstractContextManager[Job]:
+        task, workers = self._task, self._setting.workers
+        settings: dict[str, Any] = {"workers": workers, "staleness": mode.staleness, "task": TASK, "seed": self.seed}
+        settings |= {"batch_size": task.batch_size, "epochs": 10_000, "optimizer": SGD(lr=task.lr)}
+        if mode.units:
+            settings |= {"units": _UNITS, "units_per_round": _PER_ROUND * workers, "backup_after": _BACKUP_AFTER}
+        return temporary_job(self._place, "unix", task.parameters(self.seed), **settings)
+
+    @contextmanager
+    def _training(self, job: Job, kind: str) -> Iterator[None]:
+        """All workers train the job within the block."""
+        self._aggregator("serve", job.name)
+        self._over.clear()
+        for worker in self._workers:
+            worker.begin("train", job.name, kind)
+        try:
+            yield
+        finally:
+            self._over.set()
+            for worker in self._workers:
+                worker.end()
 
     def _until_accurate(self, job: Job) -> float:
         deadline = time.perf_counter() + _PATIENCE_S
@@ -127,6 +180,22 @@ class Course:
                 return now
             time.sleep(_LOOK_EVERY_S)
         raise KvpsError(f"digits did not reach an accuracy of {self._setting.accuracy:g} in {_PATIENCE_S:g} s")
+
+
+def _await_version(job: Job, version: int) -> None:
+    while (state := job.state()).version < version:
+        job.await_change(state)
+
+
+def _commit_ms(job: Job) -> list[int]:
+    """Return when each version was committed, in the server's milliseconds."""
+    return [int(entry.split("-")[0]) for entry, fields in job.entries() if fields["kind"] == "commit"]
+
+
+def _contribution_s(job: Job) -> float:
+    """Return the seconds from one committed contribution to the next, by the log, between the first and last commit."""
+    times, counts = _commit_ms(job), [len(commit.plan.contributions) for commit in job.log()]
+    return (times[-1] - times[0]) / 1000 / sum(counts[1:])
 
 
 def measure(
@@ -140,41 +209,72 @@ def measure(
         makers = [(Trainee, url, rank, setting, over) for rank in range(setting.workers)]
         with crew((Aggregator, url), *makers) as members:
             course = Course(place, members, setting, over)
-            keys = {f"{kind} {mode_name(s)}": (kind, s) for kind in kinds for s in _MODES}
+            keys = {f"{kind} {mode.name}": (kind, mode) for kind in kinds for mode in _MODES}
             times = in_turns({name: _case(course, *key) for name, key in keys.items()}, turns)
-        for name, (kind, staleness) in keys.items():
-            made = course.contributions[kind, staleness][1:]  # the first turn is a warm-up
-            rows.append(_row(transport, setting, kind, staleness, times[name], made))
-        bars += _bars(transport, times)
+            stops = Ratio.of([course.stop_one() for _ in range(turns)])
+        for name, (kind, mode) in keys.items():
+            made = course.contributions[kind, mode][1:]  # the first turn is a warm-up
+            rows.append(_row(transport, setting, kind, mode, times[name], made, course.shares[kind, mode][1:]))
+        bars += [*_bars(transport, times), *_share_bars(transport, course, kinds, stops)]
     return Result("straggler", turns, rows, bars, machine(place.store.client), _notes(setting))
 
 
-def _case(course: Course, kind: str, staleness: int) -> Case:
-    return lambda: course.run(kind, staleness)
+def _case(course: Course, kind: str, mode: Mode) -> Case:
+    return lambda: course.run(kind, mode)
 
 
 def _row(
-    transport: str, setting: Setting, kind: str, staleness: int, times: Times, contributions: Sequence[int]
+    transport: str,
+    setting: Setting,
+    kind: str,
+    mode: Mode,
+    times: Times,
+    contributions: Sequence[int],
+    shares: Sequence[float],
 ) -> Row:
     figures: Figures = {"slow": KINDS[kind], "workers": setting.workers, "compute_ms": setting.compute_ms}
     made = int(np.median(contributions))
-    more = {
-        "contributions": made,
-        "ms_each": round(1000 * times.median / made, 2),
-        "ms_each_at_best": round(1000 * at_best(setting, kind, staleness), 2),
-    }
-    return Row(mode_name(staleness), transport, figures, times, more)
+    more: dict[str, float | int | str] = {"contributions": made, "ms_each": round(1000 * times.median / made, 2)}
+    more["ms_each_at_best"] = round(1000 * at_best(setting, kind, mode), 2)
+    more["of_speeds"] = round(statistics.median(shares), 3)
+    return Row(mode.name, transport, figures, times, more)
 
 
-def at_best(setting: Setting, kind: str, staleness: int) -> float:
-    """Return the seconds that a contribution takes if only the bound holds workers back: see `ideal`."""
+def at_best(setting: Setting, kind: str, mode: Mode) -> float:
+    """Return the seconds that a contribution takes if only the bound holds workers back: see `ideal`. That the last
+    units of a round hold them back too is left out."""
+    if mode.units:
+        return at_full_speed(setting, kind)
     random = [np.random.default_rng((0, rank)) for rank in range(setting.workers)]
 
     def takes(rank: int, iteration: int) -> float:
         slow = is_slow(kind, rank, iteration, setting.workers, random[rank])
         return setting.compute_ms / 1000 * (FACTOR if slow else 1)
 
-    return ideal.contribution_s(takes, setting.workers, staleness)
+    return ideal.contribution_s(takes, setting.workers, mode.staleness)
+
+
+def at_full_speed(setting: Setting, kind: str) -> float:
+    """Return the seconds from one contribution to the next if no worker ever waits: 1 over the sum of their speeds."""
+    random = kind == "random"
+    speeds = setting.workers / (1 + _CHANCE * (FACTOR - 1)) if random else setting.workers - 1 + 1 / FACTOR
+    return setting.compute_ms / 1000 / speeds
+
+
+def _share_bars(transport: str, course: Course, kinds: Sequence[str], stops: Ratio) -> list[Bar]:
+    """Return the bars of rounds of units: their share of the sum of the workers' speeds, and what a stop costs."""
+    bars = []
+    for kind in [kind for kind in ("always", "moves") if kind in kinds]:
+        shares = {mode: course.shares[kind, mode][1:] for mode in _MODES}
+        limit = {"always": 0.9, "moves": 0.85}[kind]
+        for mode, wanted in ((_IN_UNITS, limit), (_BSP, None)):
+            what = f"{KINDS[kind]}: {mode.name}, share of the sum of all speeds, {transport}"
+            bars.append(Bar(21, what, False, wanted, Ratio.of(shares[mode])))
+        over_asp = [mine / its for mine, its in zip(shares[_IN_UNITS], shares[_ASP], strict=True)]
+        what = f"{KINDS[kind]}: {_IN_UNITS.name}, speed over ASP, which waits for nobody, {transport}"
+        bars.append(Bar(21, what, False, limit, Ratio.of(over_asp)))
+    what = f"a worker is stopped in a unit: what its round takes longer, in units' times, {transport}"
+    return [*bars, Bar(21, what, True, _BACKUP_AFTER, stops)]
 
 
 def _bars(transport: str, times: Mapping[str, Times]) -> list[Bar]:
@@ -196,4 +296,7 @@ def _notes(setting: Setting) -> tuple[str, ...]:
         "the bound held workers back. The number of contributions depends on the mode: SSP and ASP step on fewer at "
         "once.",
         "With one worker that is always slow, SSP cannot win: at best it runs at that worker's pace.",
+        f"A round of units has {_PER_ROUND} for each worker; each does as many as it can, and a unit that is out for "
+        f"{_BACKUP_AFTER} times the median is handed out a second time. `of speeds` is how many contributions were "
+        "committed, over those of workers that never wait, from the first commit to the last.",
     )

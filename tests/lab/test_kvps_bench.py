@@ -16,7 +16,7 @@ from kvps_bench.result import Bar, bars_table, rows_tables
 from kvps_bench.roles import model, sizes
 from kvps_bench.round import has_torch
 from kvps_bench.sessions import Sessions
-from kvps_bench.straggler import Setting, at_best, is_slow
+from kvps_bench.straggler import Mode, Setting, at_best, is_slow
 from kvps_bench.turns import CaseFailed, Ratio, Times, in_turns
 
 from kvps.errors import KvpsError
@@ -89,9 +89,9 @@ def test_units(home: Path) -> None:
 def test_straggler(home: Path) -> None:
     tiny = ["--accuracy", "0.3", "--compute-ms", "1", "-w", "2", "--turns", "1", "--slow", "moves"]
     found = bench("straggler", *tiny)
-    assert [row["case"] for row in found["rows"]] == ["BSP", "SSP(3)", "ASP"]
+    assert [row["case"] for row in found["rows"]] == ["BSP", "rounds of units", "SSP(3)", "ASP"]
     assert all(row["contributions"] > 0 for row in found["rows"])
-    assert [bar["bar"] for bar in found["bars"]] == [11]
+    assert [bar["bar"] for bar in found["bars"]] == [11, 21, 21, 21, 21]
 
 
 def test_scale(home: Path) -> None:
@@ -295,8 +295,9 @@ def test_one_is_slow_at_a_time() -> None:
 
 def test_at_best_slow_workers_cost_what_the_bound_makes_them_cost() -> None:
     setting = Setting(workers=4, compute_ms=10)
-    fast, slow = 10 / 1000 / 4, 40 / 1000 / 4
-    assert at_best(setting, "always", 0) == pytest.approx(slow)
-    assert at_best(setting, "always", -1) == pytest.approx(1 / (3 / 0.01 + 1 / 0.04), rel=0.02)
-    assert at_best(setting, "moves", 0) == pytest.approx(slow)
-    assert fast < at_best(setting, "moves", -1) < at_best(setting, "moves", 3) < slow
+    fast, slow = 10 / 1000 / 4, 50 / 1000 / 4
+    assert at_best(setting, "always", Mode(0)) == pytest.approx(slow)
+    assert at_best(setting, "always", Mode(-1)) == pytest.approx(1 / (3 / 0.01 + 1 / 0.05), rel=0.02)
+    assert at_best(setting, "always", Mode(0, units=True)) == pytest.approx(1 / (3 / 0.01 + 1 / 0.05))
+    assert at_best(setting, "moves", Mode(0)) == pytest.approx(slow)
+    assert fast < at_best(setting, "moves", Mode(-1)) < at_best(setting, "moves", Mode(3)) < slow
