@@ -48,10 +48,37 @@ def test_the_rows_of_a_worker() -> None:
     assert len(namespace["rows"]) == 15_000
 
 
+def test_batches_of_numpy_arrays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kvps, "connect", lambda: store)
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(_serve_when_created, store, "line")
+        shown: dict[str, Any] = {}
+        exec(python_in("docs/data-and-groups.md")[1], shown)
+        served.result()
+    assert shown["job"].state().version == 40
+    assert abs(float(shown["job"].snapshot()[1]["a"][0]) - 3) < 0.1
+
+
+def test_the_loop_of_the_pytorch_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first two blocks in one process, which is the only worker."""
+    monkeypatch.setattr(kvps, "connect", lambda: store)
+    creates, trains = python_in("docs/torch.md")[:2]
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(_serve_when_created, store, "mine")
+        exec(creates + trains, shown := {})
+        served.result()
+    assert shown["job"].state().units_done == 3 * 16
+
+
+def _serve_when_created(store: Store, name: str) -> None:
+    assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
+    kvps_aggregator.serve(store.job(name))
+
+
 def test_a_worker_of_a_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kvps, "connect", lambda: store)
     shown: dict[str, Any] = {}
-    exec(python_in("docs/data-and-groups.md")[1], shown)
+    exec(python_in("docs/data-and-groups.md")[2], shown)
     assert list(shown["gradient"]) == ["head.w"]
     assert [c.part for c in shown["job"].inbox()] == ["head"]
 
@@ -68,7 +95,7 @@ def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyP
     served.start()
     try:
         exec(
-            python_in("docs/data-and-groups.md")[2],
+            python_in("docs/data-and-groups.md")[3],
             {"kvps": kvps, "torch": torch, "job": job, "model": model, "batch_of": lambda round_, rank: batch},
         )
     finally:
