@@ -26,7 +26,7 @@ class Topology:
 
 TOPOLOGIES = {
     # Valiant, "A Bridging Model for Parallel Computation", 1990.
-    "bsp": Topology({"staleness": 0}),
+    "bsp": Topology({"staleness": 0}, {_DATA: "static"}),
     # Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012: replicas push without waiting, and Adagrad steps.
     "downpour": Topology({"staleness": -1}, {"optimizer": "adagrad", "push_every": 5}),
     # The same paper: a coordinator hands out small parts of the work, and the parameters are in several shards.
@@ -46,7 +46,7 @@ def topology(name: str, **settings: Unpack[JobSettings]) -> JobSettings:
     name, and for a setting that contradicts what the arrangement means.
     """
     added = added_by(name, settings)
-    if added.pop(_DATA, None) and not settings.get("units"):
+    if added.pop(_DATA, "") == "units" and not settings.get("units"):
         raise InvalidSetting(f"topology {name} hands out units of data: give units=N, one for each push")
     return cast(JobSettings, added | settings)
 
@@ -75,6 +75,8 @@ def added_by(name: str, stated: Mapping[str, Any], known: Collection[str] | None
 
 def _replaced(suggested: str, stated: Mapping[str, Any]) -> bool:
     """Return whether another setting that the user stated leaves no room for a suggestion."""
+    if suggested == _DATA:
+        return "units_per_round" in stated
     if suggested == "shards":
         return bool(stated.get("transport") == "shm")
     if suggested == "push_every":

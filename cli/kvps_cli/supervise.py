@@ -26,8 +26,9 @@ from kvps.store import Store
 
 log = logging.getLogger("kvps.supervise")
 
-# Several workers compute at once: with more than one thread each, their thread pools compete for the cores.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# Several workers compute at once: with more than one thread each, their thread pools compete for the cores. And what
+# the number of threads or the workspace of cuBLAS decides must not differ: the bits of a gradient may depend on it.
+SAME_BITS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _END_S = 10.0
 _LAST_WORDS_S = 1.0
 _FRUITLESS = 5  # so many kills in a row, without a version in between, are no accident
@@ -122,7 +123,7 @@ class Supervisor:
         self._lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._died = threading.Event()
         own = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launched_by}
-        self._environment = ONE_THREAD | os.environ | own
+        self._environment = SAME_BITS | os.environ | own
 
     @property
     def job(self) -> Job | None:

@@ -19,7 +19,7 @@ from kvps.store import Store
 slow = pytest.mark.slow  # each starts whole commands
 
 RESULT = re.compile(
-    r"60 contributions in 20 versions, [\d.]+ s, \d+ contributions/s, test loss [\d.]+\ntest accuracy 0\.\d+\n"
+    r"60 contributions in 10 versions, [\d.]+ s, \d+ contributions/s, test loss [\d.]+\ntest accuracy 0\.\d+\n"
 )
 LOGGED = re.compile(r"(?:\w+: )?\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING) kvps\.\w+: .*")
 
@@ -43,7 +43,7 @@ def test_usually_what_happens_is_told_on_stderr(home: Path) -> None:
     done = kvps_run("up", "digits", *TINY)
     assert RESULT.fullmatch(done.stdout), "and stdout has the results"
     assert "look inside: kvps cli" in done.stderr
-    assert "version 20  clock w0=20 w1=20 w2=20  loss " in done.stderr.splitlines()[-2], "before where the weights are"
+    assert "version 10  units 60 of 60  clock " in done.stderr.splitlines()[-2], "before where the weights are"
     assert not [line for line in done.stderr.splitlines() if LOGGED.fullmatch(line)]
 
 

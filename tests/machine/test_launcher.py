@@ -42,7 +42,7 @@ def test_a_worker_that_waits_for_a_job_leaves_the_workers_of_up_alone(lasting: k
 
 
 def test_who_names_the_job_is_told_whose_its_workers_are(lasting: kvps.Store, start: Any) -> None:
-    up = start("up", "digits", *LONG_UP)
+    up = start("up", "digits", "--data", "static", *LONG_UP)
     job = _at_work(lasting)
     before = {name: member.incarnation for name, member in job.state().members.items()}
     words = (
@@ -77,7 +77,7 @@ def test_where_units_are_handed_out_others_may_join_under_other_ids(lasting: kvp
 
 def test_what_is_typed_elsewhere_finds_work(home: Path, start: Any) -> None:
     listen = f"127.0.0.1:{free_port()}"
-    done = kvps_run("up", "digits", "--listen", listen, *TINY)
+    done = kvps_run("up", "digits", "--data", "static", "--listen", listen, *TINY)
     assert done.returncode == 0
     assert "join from elsewhere" not in done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("look from elsewhere: "))

@@ -168,7 +168,7 @@ def test_the_task_of_the_tasks_page(home: Path, tmp_path: Path) -> None:
 
 
 def test_the_lag_of_the_modes_page(server: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert kvps_run("up", "digits", "-s", "1", "--slow", "w0=5x", *TINY).returncode == 0
+    assert kvps_run("up", "digits", "--data", "static", "-s", "1", "--slow", "w0=5x", *TINY).returncode == 0
     _, code = python_in("docs/modes.md")
     exec(code, {})
     assert capsys.readouterr().out == "largest lag in rounds: 1\n"

@@ -200,14 +200,16 @@ def mine(home: Path, tmp_path: Path) -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_nothing_is_begun_with_a_task_that_cannot_be_trained(mine: Any) -> None:
-    assert "data(1, 2) returned no samples" in refused("up", "mine:NoData", "--workers", "2", code=1)
+    assert "data(1, 2) returned no samples" in refused(
+        "up", "mine:NoData", "--workers", "2", "--data", "static", code=1
+    )
     assert mine.store.jobs() == []
 
 
 @pytest.mark.slow
 def test_all_figures_of_a_task_are_shown_and_reported_in_its_order(mine: Any) -> None:
     """The task also prints what is no text."""
-    done = mine.run("up", "mine:Rich", "--workers", "2", "--epochs", "1", "--report", "r.json")
+    done = mine.run("up", "mine:Rich", "-w", "2", "--epochs", "1", "--data", "static", "--report", "r.json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("w0: \N{REPLACEMENT CHARACTER}") == 8
     shown = done.stdout.splitlines()[-6:]
@@ -260,12 +262,12 @@ def test_an_attribute_that_is_nearly_there(tmp_path: Path, monkeypatch: pytest.M
 def test_what_was_trained_is_told_when_it_cannot_be_evaluated(mine: Any) -> None:
     done = mine.run("up", "mine:Untested", "--workers", "2", "--report", "r.json")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("8 contributions in 4 versions, ")
-    assert "version 4" in done.stdout.splitlines()[-1]
+    assert done.stdout.splitlines()[-1].startswith("4 contributions in 2 versions, ")
+    assert "version 2" in done.stdout.splitlines()[-1]
     assert done.stderr.splitlines()[-1].startswith("kvps: error: task 'mine:Untested' failed: evaluate must return")
     assert "Traceback" not in done.stderr
     report = json.loads((mine.folder / "r.json").read_text())
-    assert (report["loss"], report["version"]) == (None, 4)
+    assert (report["loss"], report["version"]) == (None, 2)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ class Digits:
     batch_size = 32
     epochs = 30
     lr = 0.5
+    units_per_round, units_lr = 6, 1.0
 
     def __init__(self) -> None:
         x, y = _load()

@@ -4,6 +4,7 @@ A task is written once, over `xp`, which is NumPy or CuPy:
 
     class Mine:
         batch_size, epochs, lr = 32, 10, 0.1
+        units_per_round = 6                                # may be left out, as units_lr: see `CheckedTask`
         def parameters(self, seed): ...                    # name -> float32 NumPy array
         def data(self, rank, workers, xp): ...             # arrays with one row a sample
         def gradient(self, params, batch, xp): ...         # (loss, name -> gradient)
@@ -25,6 +26,8 @@ from kvps.errors import InvalidTask, TaskFailed, UsageError
 from kvps.optim import user_code
 
 BUILT_IN = {"digits": "kvps_workers.digits:Digits"}
+UNITS_PER_ROUND = 4
+"""Of how many batches a version is made, for a task that does not say it."""
 
 
 @runtime_checkable
@@ -51,18 +54,26 @@ class Task(Protocol):
 
 
 class CheckedTask:
-    """A task whose calls are checked: an error in it, or a wrong result, becomes TaskFailed, in one line."""
+    """A task whose calls are checked: an error in it, or a wrong result, becomes TaskFailed, in one line.
+
+    units_per_round  of how many batches a version is made where batches are handed out as units; a task may have it
+    units_lr         the rate for plain SGD on their mean, at staleness 0; `lr` if the task has none
+    """
 
     def __init__(self, name: str, task: Task) -> None:
         self._name = name
         self._task = task
         self.batch_size, self.epochs, self.lr = task.batch_size, task.epochs, task.lr
-        for setting in ("batch_size", "epochs"):
-            value = getattr(task, setting)
+        self.units_per_round: int = getattr(task, "units_per_round", UNITS_PER_ROUND)
+        self.units_lr: float = getattr(task, "units_lr", self.lr)
+        for setting in ("batch_size", "epochs", "units_per_round"):
+            value = getattr(self, setting)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InvalidTask(f"task {name!r}: {setting} must be a whole number from 1, not {value!r}")
-        if not isinstance(self.lr, int | float) or isinstance(self.lr, bool) or not 0 <= self.lr < math.inf:
-            raise InvalidTask(f"task {name!r}: lr must be a finite Python number from 0, not {self.lr!r}")
+        for setting in ("lr", "units_lr"):
+            rate = getattr(self, setting)
+            if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 <= rate < math.inf:
+                raise InvalidTask(f"task {name!r}: {setting} must be a finite Python number from 0, not {rate!r}")
 
     def parameters(self, seed: int) -> Mapping[str, Any]:
         """See `Task`."""

@@ -19,7 +19,7 @@ from kvps.history.commit_log import Log
 from kvps.job import Job
 from kvps.parsing import file_name
 from kvps.store import Store
-from kvps_cli.supervise import ONE_THREAD, Supervisor
+from kvps_cli.supervise import SAME_BITS, Supervisor
 
 _POLL_S = 0.1
 
@@ -103,7 +103,7 @@ def replayed(store: Store, job: Job, checkpoints: Path | None = None, record: Pa
         [sys.executable, "-P", "-m", "kvps", "verify", job.name, "--quiet"]
         + (["--checkpoints", str(checkpoints)] if checkpoints else [])
         + (["--record", str(record)] if record else []),
-        env=ONE_THREAD | os.environ | {"KVPS_REDIS_URL": store.url},
+        env=SAME_BITS | os.environ | {"KVPS_REDIS_URL": store.url},
         capture_output=True,
         text=True,
     )

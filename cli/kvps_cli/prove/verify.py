@@ -35,7 +35,7 @@ from kvps.protocol.plan import Contribution
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
 from kvps_cli.output import print_json
-from kvps_cli.supervise import ONE_THREAD
+from kvps_cli.supervise import SAME_BITS
 
 
 def verify(
@@ -198,7 +198,7 @@ def _compute_as_workers_do() -> None:
     loaded, and this process has loaded NumPy. exec keeps the process, so nobody has to pass on its signals, its
     output or its exit code.
     """
-    environment = ONE_THREAD | os.environ
+    environment = SAME_BITS | os.environ
     if environment != dict(os.environ):
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, "-P", "-m", "kvps", *sys.argv[1:]], environment)

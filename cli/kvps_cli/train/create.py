@@ -26,7 +26,7 @@ def create(
     """Create a job. Its aggregators and workers may run already or start later."""
     check_new_name("job", job)
     loaded = load_task(task)
-    config = settings.job_config(task, loaded)
+    config = settings.job_config(task, loaded, quiet)
     if settings.elastic:
         raise InvalidSetting(
             "--workers MIN:MAX is for kvps up, run and submit, which keep workers at work: give the number for which "

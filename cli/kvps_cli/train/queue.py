@@ -35,7 +35,7 @@ def submit(
     if job is not None:
         check_new_name("job", job)
     loaded = load_task(task)
-    config = settings.job_config(task, loaded)
+    config = settings.job_config(task, loaded, quiet=False)
     check_prefetch(prefetch, config)
     params = parameters_of(loaded, config, quiet=False)
     connect.wait_for_server(redis)

@@ -10,15 +10,17 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 import typer
-from kvps_workers import Task
 from kvps_workers.rounds import rounds_of
+from kvps_workers.task import CheckedTask
 
 from kvps import optim
 from kvps.config import SPECS, JobConfig
 from kvps.config.specs import as_text, why_not
 from kvps.errors import InvalidSetting
+from kvps.staleness import ASP
 from kvps.topologies import TOPOLOGIES, added_by, as_options
 from kvps_cli.options import SharedOptions, is_given
+from kvps_cli.output import say
 
 WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
@@ -89,34 +91,74 @@ class TaskOptions(JobOptions):
     """The settings of a new job that trains a task.
 
     inner  the value of --inner-optimizer
-    data   how the samples are divided
+    data   the value of --data; "" if it was not given
     """
 
     inner: str
     data: str
 
-    def job_config(self, name: str, task: Task) -> JobConfig:
-        """Return the settings of a job; the task chooses what the user left out. Raises InvalidSetting."""
-        if self.data not in ("static", "units"):
+    def job_config(self, name: str, task: CheckedTask, quiet: bool = True) -> JobConfig:
+        """Return the settings of a job; the task chooses what the user left out. Raises InvalidSetting.
+
+        It trains in rounds of units if neither --data nor another setting says otherwise. Unless `quiet`, say which
+        setting did.
+        """
+        config = self._job_config(name, task, quiet)
+        if self.elastic and not config.units:
+            raise InvalidSetting(
+                f"--workers {self.workers}:{self.most} is for a job that hands out units, which any number of workers "
+                f"shares: give --data units too, or one number"
+            )
+        return config
+
+    def _job_config(self, name: str, task: CheckedTask, quiet: bool) -> JobConfig:
+        if self.data not in ("", "static", "units"):
             raise InvalidSetting(f"--data must be static or units, not {self.data!r}")
         chosen = {"workers": WORKERS} | {option: getattr(task, option) for option in _OF_TASK} | dict(self.given)
-        local_steps = chosen.get("local_steps", 1)
-        # The task has a good rate for plain SGD on its gradients; the other optimizers have rates of their own. SGD on
-        # pseudo-gradients at the rate 1 makes the mean of the workers' weights.
+        asked_for = chosen.pop("units_per_round", None)
+        if asked_for and self.data == "static":
+            raise InvalidSetting("--units-per-round makes rounds of units: leave --data static out")
+        static = JobConfig(task=name, **self._with_rates(chosen, task, task.lr))
+        as_they_come = asked_for == 0 or static.staleness == ASP
+        if self.data == "static" or (as_they_come and not self.data and not asked_for):
+            return static
+        if static.takes_local_steps and static.inner_optimizer.slots and not (self.data or asked_for):
+            return self._with_own_parts(
+                static,
+                f"the inner {static.inner_optimizer} keeps a state, which belongs to a worker and its data",
+                quiet,
+            )
+        units = dict[str, Any](units=1)  # rounds that end by the clock are no units, which JobConfig says of any number
+        if not static.timed_rounds:
+            units["units"] = number = rounds_of(len(task.data(0, 1, np)[0]), static)
+            units["units_per_epoch"] = 0 if static.takes_local_steps else number // static.epochs
+        per_round = asked_for or (0 if as_they_come else task.units_per_round)
+        rated = self._with_rates(chosen, task, task.lr if static.staleness or not per_round else task.units_lr)
+        try:
+            return JobConfig(task=name, units_per_round=per_round, **units, **rated)
+        except InvalidSetting as contradiction:
+            if asked_for:
+                raise
+            if self.data:
+                return replace(static, **units)
+            return self._with_own_parts(static, str(contradiction).rpartition(": ")[0] or str(contradiction), quiet)
+
+    @staticmethod
+    def _with_own_parts(static: JobConfig, why: str, quiet: bool) -> JobConfig:
+        if not quiet:
+            say(f"each worker has its own part of the data (--data static): {why}")
+        return static
+
+    def _with_rates(self, chosen: Mapping[str, Any], task: CheckedTask, lr: float) -> dict[str, Any]:
+        """Return settings with the learning rates that the user left out. The task has good ones for plain SGD on its
+        gradients, of which `lr` is one; the other optimizers have rates of their own."""
+        rates, local_steps = dict[str, Any](), chosen.get("local_steps", 1)
         if self.lr is None and _is_sgd_without_rate(self.optimizer):
-            chosen["optimizer"] = optim.parse(self.optimizer, task.lr if local_steps == 1 else 1.0)
+            # SGD on pseudo-gradients at the rate 1 makes the mean of the workers' weights.
+            rates["optimizer"] = optim.parse(self.optimizer, lr if local_steps == 1 else 1.0)
         if local_steps != 1 and _is_sgd_without_rate(self.inner):
-            chosen["inner_optimizer"] = optim.parse(self.inner, task.lr)
-        config = JobConfig(task=name, **chosen)
-        if self.data == "static":
-            if self.elastic:
-                raise InvalidSetting(
-                    f"--workers {self.workers}:{self.most} is for a job that hands out units, which any number of "
-                    f"workers shares: give --data units too, or one number"
-                )
-            return config
-        # Rounds that end by the clock are no units, which JobConfig says of any number.
-        return replace(config, units=1 if config.timed_rounds else rounds_of(len(task.data(0, 1, np)[0]), config))
+            rates["inner_optimizer"] = optim.parse(self.inner, task.lr)
+        return {**chosen, **rates}
 
 
 def parse_workers(text: str) -> tuple[int, int]:
@@ -149,10 +191,12 @@ def _options(of_task: bool) -> list[Parameter]:
     options.append(_parameter("topology", str | None, None, "--topology", help=help, metavar=names))
     if of_task:
         help = (
-            "How samples are divided. static: each worker has a part of its own. units: batches are handed out one by "
-            "one, and each batch counts once an epoch, even if workers are killed."
+            "How samples are divided. units: batches are handed out one by one, and each batch counts once an epoch, "
+            "even if workers are killed; a version is made of a whole round of them (--units-per-round). static: each "
+            "worker has a part of its own."
         )
-        options.append(_parameter("data", str, "static", "--data", metavar="static|units", help=help))
+        default = "units, or static in ASP and where a setting needs it"
+        options.append(_parameter("data", str, "", "--data", metavar="static|units", help=help, show_default=default))
     return options
 
 

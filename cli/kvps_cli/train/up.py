@@ -81,7 +81,7 @@ def up(
         raise InvalidSetting("--kill-every proves the whole log: give --checkpoints DIR too, or leave out --log-keep")
     loaded = load_task(task)
     launched_by = launcher.this_process("kvps up", settings.most)
-    config = replace(settings.job_config(task, loaded), launched_by=launched_by)
+    config = replace(settings.job_config(task, loaded, quiet), launched_by=launched_by)
     check_prefetch(prefetch, config)
     # Ask the task for data and parameters before anything is started or stored.
     rounds = _rounds(loaded, config, settings.most)

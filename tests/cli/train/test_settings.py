@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,14 +68,15 @@ def test_a_job_of_a_task_has_its_choices_where_nothing_was_given() -> None:
     task = load_task("digits")
     config = settings_of(TaskOptions).job_config("digits", task)
     assert (config.workers, config.batch_size, config.epochs) == (WORKERS, task.batch_size, task.epochs)
-    assert config.optimizer == kvps.SGD(lr=task.lr)
+    assert config.optimizer == kvps.SGD(lr=task.units_lr)
+    assert settings_of(TaskOptions, "--data static").job_config("d", task).optimizer == kvps.SGD(lr=task.lr)
     config = settings_of(TaskOptions, "--optimizer adam --epochs 2 --data units").job_config("d", task)
     assert (config.optimizer, config.epochs) == (kvps.Adam(), 2)
     assert config.units > 0
 
 
 def test_a_job_with_units_may_have_a_smallest_and_a_largest_number_of_workers() -> None:
-    settings = settings_of(TaskOptions, "-w 2:8 --data units")
+    settings = settings_of(TaskOptions, "-w 2:8")
     assert (settings.workers, settings.most, settings.elastic) == (2, 8, True)
     assert settings.job_config("digits", load_task("digits")).workers == 2
     settings = settings_of(TaskOptions, "-w 2:2")
@@ -99,6 +101,64 @@ def test_numbers_of_workers_that_cannot_be_are_refused_in_one_line(workers: str,
     with pytest.raises(kvps.InvalidSetting) as caught:
         settings_of(TaskOptions, f"-w {workers}").job_config("digits", load_task("digits"))
     assert str(caught.value).startswith(words)
+
+
+def test_a_task_trains_in_rounds_of_units_whatever_the_number_of_workers() -> None:
+    one, many = (settings_of(TaskOptions, line).job_config("d", load_task("digits")) for line in ("-w 1", "-w 7 -s 0"))
+    assert (one.units, one.units_per_epoch, one.units_per_round) == (1350, 45, 6)
+    assert replace(many, workers=1, max_pending=one.max_pending) == one
+    config = settings_of(TaskOptions, "--units-per-round 3 -s 2 --local-steps 4").job_config("d", load_task("digits"))
+    assert (config.units, config.units_per_epoch, config.units_per_round) == (338, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ("--data static", ""),
+        ("-s -1", ""),
+        ("--units-per-round 0", ""),
+        ("--topology bsp", ""),
+        ("--quorum 2", "quorum closes a round without some contributions"),
+        ("--gradient-format int8", "gradient_format int8 keeps what it leaves out at the worker"),
+        ("--partition random", "partition random is for data that is divided among the workers"),
+        (
+            "--local-steps auto --round-time 1 --reduction weighted",
+            "units (--data units) have a fixed number of batches",
+        ),
+        ("--local-steps 4 --inner-optimizer adam", "the inner adam"),
+        ("--local-steps 4 --fragments 2", "fragments are for workers with data of their own"),
+        ("--max-pending 2", "max_pending must be 0 or at least 6"),
+    ],
+)
+def test_each_worker_has_its_own_part_where_a_setting_needs_it_and_a_line_says_which(
+    arguments: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings_of(TaskOptions, arguments).job_config("digits", load_task("digits"), quiet=False)
+    assert (config.units, config.units_per_round) == (0, 0)
+    line = capsys.readouterr().err
+    assert line.startswith(f"each worker has its own part of the data (--data static): {why}" if why else "")
+    assert line.count("\n") == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "in_rounds"), [("", True), ("--units-per-round 0", False), ("-s -1", False), ("--quorum 2", False)]
+)
+def test_units_that_were_asked_for_come_in_rounds_where_that_goes(arguments: str, in_rounds: bool) -> None:
+    config = settings_of(TaskOptions, f"--data units {arguments}").job_config("digits", load_task("digits"))
+    assert (config.units, config.unit_rounds is not None) == (1350, in_rounds)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--data static", "leave --data static out"),
+        ("--quorum 2", "leave quorum out"),
+        ("--gradient-format int8", "choose fp32"),
+    ],
+)
+def test_rounds_of_units_that_were_asked_for_are_refused_in_one_line(arguments: str, words: str) -> None:
+    with pytest.raises(kvps.InvalidSetting, match=words):
+        settings_of(TaskOptions, f"--units-per-round 5 {arguments}").job_config("digits", load_task("digits"))
 
 
 @pytest.mark.parametrize(
