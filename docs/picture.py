@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from kvps_cli.train.progress import Display
@@ -27,13 +28,12 @@ def record() -> list[str]:
     try:
         with kvps.connect() as store:
             run = subprocess.Popen([sys.executable, "-m", "kvps", *COMMAND], stdout=subprocess.PIPE, text=True)
-            name = _first_job(store)
-            job = store.job(name)
-            display = Display(job, dict.fromkeys(("w0", "w1", "w2"), 450))
+            job = _first_job(store)
+            display, units = Display(job, {}), job.config.units
             while run.poll() is None:
                 state = job.state()
                 display.observe(state)
-                if len(state.clock) == 3 and min(state.clock.values()) >= (len(frames) + 1) * 450 / (FRAMES + 1):
+                if state.units_done >= (len(frames) + 1) * units / (FRAMES + 1):
                     frames.append(_frame(display, job, len(frames), "\n"))
                 job.access.client.wait({job.access.keys.commits: state.last_entry}, 50)
             said = run.stdout.read() if run.stdout else ""
@@ -43,10 +43,11 @@ def record() -> list[str]:
     return frames
 
 
-def _first_job(store: kvps.Store) -> str:
-    while not (names := store.jobs()):
+def _first_job(store: kvps.Store) -> kvps.Job:
+    while True:  # its name is listed before it is there
+        with suppress(IndexError, kvps.JobNotFound):
+            return store.job(store.jobs()[0])
         store.client.wait({"kvps:preflight:none": "$"}, 50)
-    return names[0]
 
 
 def _frame(display: Display, job: kvps.Job, number: int, result: str) -> str:

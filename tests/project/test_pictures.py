@@ -27,7 +27,8 @@ PICTURES = ("up", "top", "graph", "timeline-bsp", "timeline-ssp", "timeline-asp"
 OF_STATES = (
     "computing fetching pushing waiting for silent awaited stands finished left runs aggregator BSP SSP ASP SGD sgd"
 )
-OF_COMMANDS = "kvps up top digits staleness slow test loss accuracy cpu min unix redis sock run units left all done"
+OF_COMMANDS = "kvps up top digits staleness slow test loss accuracy cpu min unix redis sock run left all done"
+OF_COMMANDS += " units round backup task tasks"
 OF_JOBS = "bsp ssp asp the arrays are in shared memory"
 _TEXT = "{http://www.w3.org/2000/svg}text"
 

@@ -134,7 +134,11 @@ class Display:
             )
         if not c.units:
             return Group(title, table)
-        return Group(title, ProgressBar(total=c.units, completed=state.units_done, width=60), view.units_text, table)
+        done = Table.grid(padding=(0, 2))
+        done.add_column(no_wrap=True)
+        done.add_column(no_wrap=True)
+        done.add_row(ProgressBar(total=c.units, completed=state.units_done, width=24), Text(view.units_text))
+        return Group(title, done, table)
 
     def _done(self, m: Member) -> int:
         """Return how much of its work a worker has done, in what `rounds` counts."""

@@ -17,7 +17,7 @@ def test_a_lasting_server_and_looking_at_jobs(home: Path) -> None:
         assert json.loads(kvps_run("server", "status", "--json").stdout).keys() == {"url", "server"}
         assert "no jobs" in kvps_run("jobs").stderr
         assert kvps_run("jobs", "--json").stdout == "[]\n"
-        assert kvps_run("up", "digits", *TINY).returncode == 0
+        assert kvps_run("up", "digits", "--data", "static", *TINY).returncode == 0
         assert kvps_run("up", "digits", *TINY).returncode == 0, "a second run takes the next free name"
         assert [line.split()[0] for line in kvps_run("jobs").stdout.splitlines()[1:]] == ["digits", "digits-2"]
         exists = kvps_run("create", "digits", "--job", "digits")

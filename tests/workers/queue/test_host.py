@@ -50,7 +50,9 @@ def test_three_hosts_train_the_digits_and_one_is_killed(
     assert kvps_run("server", "start").returncode == 0
     try:
         aggregator = start("aggregator", "start", "--job", "digits")
-        done = kvps_run("submit", "digits", "--workers", "3", "--epochs", "8", "--slow", "w1=5x")
+        options = ["--workers", "3", "--epochs", "8", "--slow", "w1=5x"]
+        options += ["--data", "static"]  # so that the others cannot end before w1 is back
+        done = kvps_run("submit", "digits", *options)
         assert done.returncode == 0, done.stderr
         assert "it begins with 3 hosts at the queue kvps, where 0 are now" in done.stderr
         hosts = [start("worker", "--queue", "--burst", "--acks", f"acks{i}") for i in range(3)]
