@@ -1,19 +1,22 @@
 """A PyTorch model on scikit-learn's handwritten digits.
 
-kvps run -w 3 -- python torch_digits.py                  # BSP: every worker waits for every other
-kvps run -w 3 --staleness 2 -- python torch_digits.py    # SSP: two rounds of slack; -1 is ASP
+kvps run -w 3 -- python torch_digits.py                  # the weights of one worker, bit for bit
+kvps run -w 3 --staleness 2 -- python torch_digits.py    # batches of the next two versions may begin before
 
 Alone it runs too, as the one worker of its own. On several machines each runs `train` by itself: see docs/torch.md.
 """
 
+import math
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import kvps
 import kvps.torch
 
-ROUNDS, BATCH = 200, 32
+BATCH, BATCHES_PER_VERSION, EPOCHS = 32, 3, 14
 
 
 def make_model() -> nn.Module:
@@ -31,11 +34,8 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
 def train(job: kvps.Job, worker_id: str, model: nn.Module) -> None:
     x, y = (array[:-360] for array in data())
     with kvps.torch.join(job, model, worker_id) as worker:
-        while worker.session.clock < ROUNDS:  # a copy that is started again goes on with its own next batch
-            worker.pull()
-            rng = torch.Generator().manual_seed(1000 * worker.session.clock + worker.session.rank)
-            rows = torch.randint(len(x), (BATCH,), generator=rng)
-            loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
+        for images, labels in worker.batches(TensorDataset(x, y)):  # each counts once, whoever computes it or dies
+            loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             worker.step(loss)
 
@@ -49,13 +49,22 @@ def accuracy(model: nn.Module) -> float:
 def main() -> None:
     model = make_model()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = kvps.torch.optimizer(model, sgd, torch.optim.lr_scheduler.CosineAnnealingLR(sgd, ROUNDS))
+    samples = len(data()[0]) - 360
+    versions = EPOCHS * math.ceil(math.ceil(samples / BATCH) / BATCHES_PER_VERSION)
+    optimizer = kvps.torch.optimizer(model, sgd, torch.optim.lr_scheduler.CosineAnnealingLR(sgd, versions))
     with kvps.from_env() as me:
-        job = me.create_job(kvps.torch.parameters(model), optimizer=optimizer)
+        job = me.create_job(
+            kvps.torch.parameters(model, buffers="average"),
+            optimizer=optimizer,
+            samples=samples,
+            batch_size=BATCH,
+            epochs=EPOCHS,
+            units_per_round=BATCHES_PER_VERSION,
+        )
         train(job, me.id, model)
         if me.rank == 0:
-            job.await_finished()  # the others may have a round to do
-            kvps.torch.load(job, model)  # the last weights; the BatchNorm statistics are this worker's own
+            job.await_finished()
+            kvps.torch.load(job, model)  # the last weights, and BatchNorm's statistics
             print(f"{job.config.mode}: test accuracy {accuracy(model):.4f}")
 
 
