@@ -137,7 +137,7 @@ class Display:
         done = Table.grid(padding=(0, 2))
         done.add_column(no_wrap=True)
         done.add_column(no_wrap=True)
-        done.add_row(ProgressBar(total=c.units, completed=state.units_done, width=24), Text(view.units_text))
+        done.add_row(ProgressBar(total=c.units, completed=state.units_done, width=16), Text(view.units_text))
         return Group(title, done, table)
 
     def _done(self, m: Member) -> int:

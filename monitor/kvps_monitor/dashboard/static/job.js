@@ -16,7 +16,7 @@ export function showJob(page, job) {
   const state = el("span");
   const what = el("p.muted");
   const final = el("p", { hidden: true });
-  const tiles = new Tiles(["Progress", "Elapsed", "Time left", "Version", "Versions", "Loss", "Workers", "Contributions", "Backlog", "Units", "Memory"]);
+  const tiles = new Tiles(["Progress", "Elapsed", "Time left", "Version", "Versions", "Loss", "Workers", "Contributions", "Backlog", "Units", "Backup tasks", "Memory"]);
   const charts = makeCharts();
   const beside = new Beside(job, charts.loss, () => draw());
   const filter = el("input", { type: "search", placeholder: "Filter by name, state, host", "aria-label": "Filter workers" });
@@ -67,9 +67,8 @@ export function showJob(page, job) {
       Loss: loss(f.loss),
       Workers: present(f.state, active, f.expected_workers),
       Backlog: whole(f.backlog),
-      Contributions: whole(f.contributions),
+      Contributions: f.rounds ? "" : whole(f.contributions), // the same as the units
       Units: f.units ? `${whole(f.units_done)} of ${whole(f.units)}` : "",
-      Round: f.rounds ? `${whole(Math.min(f.version + 1, f.rounds))} of ${whole(f.rounds)}` : "",
       "Backup tasks": f.backups ? whole(f.backups) : "",
       "Time left": f.eta_s ? roughly(f.eta_s) : "",
       Memory: bytes(f.memory) + (f.memory_limit ? ` of ${bytes(f.memory_limit)}` : ""),
