@@ -70,8 +70,9 @@ bench: .stamps/bench ## Measure everything and write docs/performance.md (ONLY=r
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
 	PYTHONPATH=tests $(BIN)/python -m protocol.model 1 0
 
-picture: .stamps/dev ## Draw the pictures of kvps up, top and the dashboard, of real runs (that of the dashboard needs chromium)
+picture: .stamps/dev ## Draw the pictures of kvps up, the same bits, top and the dashboard, of real runs (that of the dashboard needs chromium)
 	$(BIN)/python docs/picture.py
+	PYTHONPATH=tests $(BIN)/python docs/same_bits_picture.py
 	$(BIN)/python docs/top_picture.py
 	$(BIN)/python docs/dashboard_picture.py
 

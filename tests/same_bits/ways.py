@@ -24,7 +24,7 @@ from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
 from kvps.job import Job
 from kvps.store import Store
-from same_bits.job import VERSIONS, create, problems
+from same_bits.job import VERSIONS, create, problems, sha256_of
 from same_bits.workers import members
 
 COUNTS = (1, 2, 3, 5, 8)
@@ -38,12 +38,13 @@ _SLOW = 40.0  # a unit takes 20 ms or so: a run lasts long enough to be killed i
 @dataclass
 class Run:
     """One run: what it did, what is not as promised, and how many processes of each kind were killed. `fault` is what
-    was planted, so that something is not as promised."""
+    was planted, so that something is not as promised. `sha256` is that of the weights, where it is shown."""
 
     did: str
     problems: list[str]
     kills: Counter[str] = field(default_factory=Counter)
     fault: str = ""
+    sha256: str = ""
 
 
 # -- threads --------------------------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def on_a_cluster(arena: Arena, counts: Iterable[int] = COUNTS, fire: int = 5) ->
         for count, shards in product(counts, SHARDS):
             yield _on_threads(arena, store, f"cluster-{count}-{shards}", count, shards, "a cluster", 3)
         for number in range(fire):
-            yield _of_processes(arena, store, f"burning-{number}", 3, 3, "a cluster", every_s=0.5)
+            yield train_processes(arena, store, f"burning-{number}", 3, 3, "a cluster", every_s=1.0)
 
 
 def from_checkpoints(arena: Arena, number: int = 12) -> Iterator[Run]:
@@ -122,18 +123,18 @@ def on_processes(arena: Arena, counts: Iterable[int] = COUNTS) -> Iterator[Run]:
     """Train with processes, in every place."""
     with arena.server() as store:
         for number, (count, (place, shards)) in enumerate(product(counts, PLACES)):
-            yield _of_processes(arena, store, f"process-{number}", count, shards, place)
+            yield train_processes(arena, store, f"process-{number}", count, shards, place)
 
 
-def under_fire(arena: Arena, number: int = 30, every_s: float = 0.4) -> Iterator[Run]:
+def under_fire(arena: Arena, number: int = 30, every_s: float = 1.0) -> Iterator[Run]:
     """Train with processes that are killed and started again, while others join."""
     with arena.server() as store:
         for n in range(number):
             count, (place, shards) = arena.random.choice((2, 3, 5)), arena.random.choice(PLACES)
-            yield _of_processes(arena, store, f"fire-{n}", count, shards, place, every_s)
+            yield train_processes(arena, store, f"fire-{n}", count, shards, place, every_s)
 
 
-def _of_processes(
+def train_processes(
     arena: Arena, store: Store, name: str, count: int, shards: int, place: str, every_s: float = 0.0
 ) -> Run:
     """Train with processes. With `every_s`, kill one about so often, and have more workers join than the job knows."""
@@ -147,7 +148,8 @@ def _of_processes(
     if every_s:
         found = "" if at_once else ", found by timeouts"
         did += f", killed: {kills['worker']} workers, {kills['aggregator']} aggregators{found}"
-    return Run(did, problems(job) + remains(store, job), kills)
+    sha256 = sha256_of(job.snapshot()[1])
+    return Run(did, problems(job) + remains(store, job), kills, sha256=sha256)
 
 
 def _start(crew: Crew, count: int, shards: int, rng: random.Random, joins_s: float) -> None:
