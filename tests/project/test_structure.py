@@ -152,7 +152,15 @@ def test_clocks_of_hosts_are_never_compared() -> None:
 
 def test_tests_stand_where_the_code_does_and_import_no_test() -> None:
     rooms = {re.sub(r"^\w+/kvps_", "", str(Path(name).parent)) for name in modules()}
-    rooms = {room.removeprefix("kvps/") for room in rooms} | {"kvps", "lab", "chaos", "helpers", "hostile", "project"}
+    rooms = {room.removeprefix("kvps/") for room in rooms} | {
+        "kvps",
+        "lab",
+        "chaos",
+        "helpers",
+        "hostile",
+        "project",
+        "same_bits",
+    }
     for path in TESTS.rglob("*.py"):
         room = str(path.relative_to(TESTS).parent)
         assert room in rooms | {"."}, f"{path}: no room of the code has this name"
