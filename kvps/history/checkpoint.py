@@ -149,9 +149,15 @@ class Checkpoint:
 
         The job waits for each worker that was at work, or had left with contributions not yet committed, and evicts
         none of them for silence: only with all of them does it continue as it was, and in BSP reach the same bits.
+        In rounds of units it reaches them with any workers, and waits for none.
         """
         rounds = {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
-        return workers_anew(self.workers, rounds, awaited=True)
+        anew = workers_anew(self.workers, rounds, awaited=not self.config.unit_rounds)
+        if not self.config.unit_rounds:
+            return anew
+        entries = {worker: json.loads(text) for worker, text in anew.items()}
+        gone = {worker: entry | {"state": "left"} for worker, entry in entries.items() if entry["state"] == "rejoining"}
+        return anew | {worker: json.dumps(entry) for worker, entry in gone.items()}
 
     # -- the file ------------------------------------------------------------------------------------------------
 

@@ -111,6 +111,26 @@ def test_each_unit_counts_once_though_workers_come_and_die(store: Store, stalene
     check_chain(job)
 
 
+def test_one_worker_ends_what_three_had_begun_before_a_checkpoint(store: Store) -> None:
+    settings = {"units": 12, "units_per_round": 3, "optimizer": kvps.SGD(lr=0.5), "worker_timeout_ms": 1000}
+    job = store.create_job("job", ZERO, workers=3, **settings)
+    aggregator = Aggregator(job, threading.Event())
+    aggregator.hold()
+    sessions = [job.join(f"w{i}") for i in range(3)]
+    for session in sessions:
+        unit = session.next_unit()
+        assert unit is not None
+        session.push(_gradient(session.pull(), unit))
+    while job.state().version == 0:
+        aggregator.work()
+    restored = store.restore_job(job.checkpoint(), "restored")
+    for session in sessions:
+        session.leave(finished=False)
+    aggregator.release()
+    run_workers(restored, partial(_do_units, restored, "w0"))
+    np.testing.assert_array_equal(restored.snapshot()[1]["x"], expected(job))
+
+
 def test_a_late_unit_is_handed_out_a_second_time_and_the_first_push_counts(store: Store) -> None:
     job = store.create_job("job", ZERO, workers=2, units=2, units_per_round=2, backup_after=3, **PATIENT)
     slow, quick = job.join("w0"), job.join("w1")
