@@ -219,3 +219,10 @@ def test_units_follow_from_samples(settings: dict[str, Any], units: tuple[int, i
     config = JobConfig(**{"samples": 45, "batch_size": 8, "epochs": 2} | settings)
     assert (config.units, config.units_per_epoch, config.units_per_round) == units
     assert JobConfig.from_hash(config.to_hash()) == config
+
+
+def test_a_job_of_an_earlier_version_lacks_the_settings_that_came_since() -> None:
+    stored = JobConfig(workers=3, units=8).to_hash()
+    for name in ("units_per_round", "units_per_epoch", "backup_after", "samples"):
+        del stored[name]
+    assert JobConfig.from_hash(stored) == JobConfig(workers=3, units=8)

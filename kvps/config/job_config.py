@@ -20,6 +20,8 @@ from kvps.staleness import ASP
 
 _ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
+_NEWER = frozenset({"units_per_round", "units_per_epoch", "backup_after", "samples"})
+"""Settings that jobs of earlier versions of kvps lack; their defaults are what those did."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class JobConfig(UncheckedConfig):
 
 def _read(name: str, stored: Mapping[str, str]) -> Any:
     """Return the value of a setting from a config hash. Raises InvalidSetting."""
+    if name in _NEWER and name not in stored:
+        return getattr(UncheckedConfig, name)
     text = stored.get(name)
     if not isinstance(text, str):
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {shown(text)}'}")
