@@ -261,7 +261,7 @@ class Session:
         except UnitDone as done:
             self._membership.duplicates += 1
             self._timer.enter(OTHER)
-            log.info("%s, after it was late and handed out a second time: that one counts", done)
+            log.debug("%s, after it was late and handed out a second time: that one counts", done)
             return self.clock
         except ContributionLate:
             self.round = self.version + 1  # that round is over
