@@ -29,6 +29,7 @@ FULL: Mapping[str, Way] = {
     "redis": ways.redis_is_killed,
     "checkpoints": ways.from_checkpoints,
     "scripts": commands.run,
+    "up": commands.up,
     "faults": faults.planted,
 }
 SHORT: Mapping[str, Way] = {

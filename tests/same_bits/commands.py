@@ -1,8 +1,9 @@
-"""The job as `kvps run` trains it, beside which a copy of the script is killed again and again."""
+"""The job as `kvps run` and `kvps up` train it, while copies of the script, workers and aggregators are killed."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -12,14 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from chaos.arena import Arena
-from helpers.commands import KVPS, Started
+from helpers.commands import KVPS, Started, kvps_run
 from helpers.servers import running_server
 
 from kvps.connection.client import Client
 from kvps.errors import JobNotFound
 from kvps.job import Job
 from kvps.store import Store
-from same_bits.job import problems
+from same_bits.job import BATCH, EPOCHS, LR, MOMENTUM, problems
 from same_bits.ways import COUNTS, Run
 
 _SCRIPT = Path(__file__).with_name("script.py")
@@ -39,6 +40,23 @@ def run(arena: Arena, number: int = 6, kills: int = 4) -> Iterator[Run]:
             found = [] if started.process.returncode == 0 else [f"kvps run failed: {output[-2000:]}"]
             did = f"kvps run: {count} copies, {killed} killed"
             yield Run(did, found or problems(store.job(name)), Counter({"worker": killed}))
+
+
+def up(arena: Arena, number: int = 4) -> Iterator[Run]:
+    """Train with `kvps up --kill-every 0.5`, which says how often it killed."""
+    optimizer = f"sgd:lr={LR},momentum={MOMENTUM}"
+    with running_server() as url, Store(Client(url)) as store:
+        for n in range(number):
+            name, count = f"up-{n}", arena.random.choice(COUNTS[:4])
+            slow = [word for rank in range(count) for word in ("--slow", f"w{rank}=60x")]
+            sizes = ["--epochs", str(EPOCHS), "--batch-size", str(BATCH), "--optimizer", optimizer]
+            where = ["--job", name, "--redis", url, "-w", str(count), "--kill-every", "0.5"]
+            done = kvps_run("up", "digits", *where, *sizes, *slow)
+            told = re.search(r"^(\d+) kills, .*0 lost, 0 twice, replay identical$", done.stdout, re.MULTILINE)
+            found = [] if done.returncode == 0 and told else [f"kvps up failed: {done.stdout}{done.stderr[-2000:]}"]
+            killed = int(told[1]) if told else 0
+            did = f"kvps up --kill-every 0.5: {count} workers, {killed} kills"
+            yield Run(did, found or problems(store.job(name)), Counter({"worker or aggregator": killed}))
 
 
 def _killed(arena: Arena, store: Store, name: str, most: int) -> int:
