@@ -49,7 +49,7 @@ if not unit and fresh < behind then
 end
 local before = ''
 if not unit then
-  if redis.call('HGET', keys.units, 'done') == total then return { 'DONE' } end
+  if tonumber(redis.call('HGET', keys.units, 'done') or '0') >= whole(total) then return { 'DONE' } end
   factor = tonumber(factor or '0')
   if not per_round or factor == 0 then return { 'NONE', 0 } end
   local late, ms, out_ms = longest_out()
