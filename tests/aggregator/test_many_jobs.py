@@ -44,7 +44,7 @@ def test_a_job_that_nobody_is_in_is_not_said_to_lack_an_aggregator(store: Store)
 
 @pytest.mark.slow
 def test_a_worker_that_waits_long_says_for_whom(store: Store, start: Any) -> None:
-    assert kvps_run("create", "digits", "--job", "slow", "--workers", "2").returncode == 0
+    assert kvps_run("create", "digits", "--job", "slow", "--workers", "2", "--data", "static").returncode == 0
     job = store.job("slow")
     worker = start("worker")
     line = worker.until("waits").splitlines()[-1]

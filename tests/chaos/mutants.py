@@ -71,7 +71,7 @@ def _split_commit() -> None:
     reads = text[: text.index("local mine = ")]
     for old, new in (
         (" history digest\n", " history digest text parts up_to\n"),
-        ("redis.call('HMGET', keys.plan, 'id', 'version', 'head', 'through')", "{ plan_id, version, head }"),
+        ("redis.call('HMGET', keys.plan,\n  'id', 'version', 'head', 'through', 'ids')", "{ plan_id, version, head }"),
     ):
         assert reads.count(old) == 1, f"ready.lua must hold exactly once: {old}"
         reads = reads.replace(old, new)
@@ -79,7 +79,7 @@ def _split_commit() -> None:
     _write(
         "second",
         f"{reads}local plan, lowest, given_back, furthest_now = cjson.decode(text), '', {{}}, tonumber(up_to)\n"
-        "local numbers, fields, staged = {}, {}, {}\n"
+        "local numbers, fields, staged, per_round = {}, {}, {}, nil\n"
         "for part in parts:gmatch('[^,]+') do\n"
         "  local i = #staged + 1\n"
         "  numbers[i], fields[i], staged[i] = digits(i - 1), 'shard:' .. digits(i - 1), part\n"
@@ -170,7 +170,7 @@ MUTANTS = {
         (
             (
                 "join",
-                "local freed = entry and drop_unit(entry)",
+                "local freed = entry and drop_unit(worker, entry)",
                 "local freed = redis.call('DEL', (keys.commits:gsub('commits$', 'inbox'))) > 1",
             ),
         ),

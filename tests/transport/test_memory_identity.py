@@ -256,7 +256,7 @@ def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_l
     """Alone and beside one that serves the job; it says so once. Another one, and a worker there, end the job."""
     monkeypatch.setenv("KVPS_REDIS_URL", store.url)
     settings = ["--transport", "shm", "--workers", "1", "--lease", "0.3", "--mirror-every", "1000000"]
-    made = kvps_run("create", "digits", "--job", "job", *settings, *TINY)
+    made = kvps_run("create", "digits", "--job", "job", "--data", "static", *settings, *TINY)
     assert made.returncode == 0, made.stderr
     job = store.job("job")
     other = elsewhere.start("aggregator", "start", "--job", "job")
