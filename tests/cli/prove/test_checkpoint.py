@@ -41,10 +41,10 @@ def test_up_writes_checkpoints_and_what_is_restored_ends_the_same(lasting: Store
     assert "give --checkpoints DIR" in _said("verify", "job")
     said = _said("checkpoint", "restore", str(folder / files[0]), "--job", "again", "--shards", "2")
     assert "job again: continues from version" in said
-    assert "waits for w0, w1, w2" in said
-    parts = [["aggregator", "start", "--job", "again"], *(["worker", "--job", "again"] for _ in range(3))]
+    assert "waits for" not in said, "in rounds of units any workers reach the same bits: here two instead of three"
+    parts = [["aggregator", "start", "--job", "again"], *(["worker", "--job", "again"] for _ in range(2))]
     started = [subprocess.Popen([sys.executable, "-m", "kvps", *part, "--quiet"]) for part in parts]
-    assert [each.wait(120) for each in started] == [0] * 4
+    assert [each.wait(120) for each in started] == [0] * 3
     assert bits(lasting.job("again")) == bits(job)
     verified = _said("verify", "again", "--from", str(folder / files[0]))
     since = lasting.job("again").state().begin.version
