@@ -81,11 +81,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def some_of(names: Sequence[object]) -> str:
-    """Join names for a message; of more than 8, only the first 7."""
-    few = len(names) <= 8
-    listed = ", ".join(map(str, names if few else names[:7]))
-    return listed if few else f"{listed} and {len(names) - 7} others"
+def some_of(names: Sequence[object], most: int = 7) -> str:
+    """Join names for a message; of more than `most` and one, only the first `most`."""
+    few = len(names) <= most + 1
+    listed = ", ".join(map(str, names if few else names[:most]))
+    return listed if few else f"{listed} and {len(names) - most} others"
 
 
 class KvpsError(Exception):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from kvps.arrays.layout import BUFFER_KINDS, Array, Buffer
-from kvps.errors import InvalidSetting, LayoutMismatch, shown
+from kvps.errors import InvalidSetting, LayoutMismatch, shown, some_of
 from kvps.job import Job
+
+log = logging.getLogger("kvps.torch")
 
 Parameters = dict[str, torch.nn.Parameter]
 _OWN = "own"
 _EXACT = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that float32 holds exactly."""
+_buffers_known = WeakSet[torch.nn.Module]()
+"""Models whose own buffers are what their user means, or knows to differ."""
 
 
 def parameters(model: torch.nn.Module, buffers: str = _OWN) -> dict[str, torch.Tensor | Buffer]:
@@ -42,12 +48,37 @@ def load(job: Job, model: torch.nn.Module) -> int:
     """Copy the newest weights of a job into a model, to evaluate or save it, and buffers, if the job has them; return
     their version.
 
-    Blocks no worker; other buffers stay as they are. Raises LayoutMismatch, JobNotFound; nothing was changed then.
+    Blocks no worker; other buffers stay as they are, and a warning says so once of each model that no worker of this
+    process trains. Raises LayoutMismatch, JobNotFound; nothing was changed then.
     """
     params, buffers = fitting(job, model)
+    if not job.layout.buffer_kind:
+        _warn_of_buffers(job, model)
     version, weights = job.snapshot()
     fill(params | buffers.tensors, weights)
     return version
+
+
+def trains_here(model: torch.nn.Module) -> None:
+    """Note that a worker of this process trains the model: its buffers are of batches that it has seen."""
+    _buffers_known.add(model)
+
+
+def _warn_of_buffers(job: Job, model: torch.nn.Module) -> None:
+    """Say once that a model has floating-point buffers that the job does not have."""
+    if model in _buffers_known:
+        return
+    _buffers_known.add(model)
+    persistent = model.state_dict(keep_vars=True)
+    own = [name for name, b in model.named_buffers() if name in persistent and b.is_floating_point()]
+    if own:
+        log.warning(
+            "the model's buffers (%s) are not in job %r: they stay as they are, and an evaluation uses those. Have the "
+            'job keep them with kvps.torch.parameters(model, buffers="average"), or compute BatchNorm\'s anew with '
+            "torch.optim.swa_utils.update_bn",
+            some_of(own, 5),
+            job.name,
+        )
 
 
 def trained(model: torch.nn.Module) -> Parameters:

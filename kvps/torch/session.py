@@ -22,7 +22,7 @@ from kvps.session.session import Session
 from kvps.torch.batches import Batches, batches_of
 from kvps.torch.group import GroupSession, join_as_group
 from kvps.torch.local_steps import LocalSteps
-from kvps.torch.model import JobBuffers, Parameters, fill, fitting
+from kvps.torch.model import JobBuffers, Parameters, fill, fitting, trains_here
 
 log = logging.getLogger("kvps.session")
 
@@ -52,6 +52,7 @@ def join(
     others raise GroupLost. Raises LayoutMismatch, InvalidSetting, and what `Job.join` raises; nothing was changed then.
     """
     params, buffers = fitting(job, model)
+    trains_here(model)
     local = _local(job, params, inner, local_steps)
     if local and overlap:
         raise InvalidSetting(

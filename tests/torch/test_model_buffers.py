@@ -73,3 +73,22 @@ def test_statistics_of_the_final_weights_are_those_of_any_worker(store: Store) -
     for each in models:
         torch.testing.assert_close(each.get_buffer(BUFFERS[0]), hidden.mean((0, 1)))
         torch.testing.assert_close(each.get_buffer(BUFFERS[1]), hidden.var(1).mean(0))
+
+
+def test_buffers_that_the_job_does_not_have_are_one_warning(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """A fresh BatchNorm with trained weights evaluates as no worker does."""
+    own = store.create_job("own", kvps.torch.parameters(net()), workers=1)
+    fresh, worked, plain = net(), net(), nn.Linear(2, 2)
+    for _ in range(2):
+        kvps.torch.load(own, fresh)
+    assert caplog.messages == [next(iter(caplog.messages))]
+    assert caplog.messages[0].startswith("the model's buffers (1.running_mean, 1.running_var) are not in job 'own': ")
+    caplog.clear()
+    with kvps.torch.join(own, worked) as worker:
+        kvps.torch.load(own, worked)
+        worker.leave(finished=False)
+    averaged = store.create_job("averaged", kvps.torch.parameters(net(), buffers="average"), workers=1)
+    kvps.torch.load(averaged, net())
+    without = store.create_job("without", kvps.torch.parameters(plain), workers=1)
+    kvps.torch.load(without, plain)
+    assert caplog.messages == []
