@@ -37,7 +37,7 @@ check: .stamps/dev ## Format, lint, types, import rules; changes nothing
 chaos: .stamps/dev ## Break everything that can be broken and write docs/reliability.md (an hour; goes on where it was)
 	PYTHONPATH=tests $(BIN)/python -m chaos
 
-same-bits: .stamps/dev ## Train one job in 200 ways, kill whatever can be killed, and compare the bits (15 minutes; SEED=)
+same-bits: .stamps/dev ## Train two jobs in 200 ways, kill whatever can be killed, and compare the bits (15 minutes; SEED=)
 	PYTHONPATH=tests $(BIN)/python -m same_bits $(if $(SEED),--seed $(SEED))
 
 fuzz: .stamps/dev ## Have every reader read what a hostile writer may have written (SEED=; MUTATIONS=100000)

@@ -10,7 +10,7 @@ from pathlib import Path
 from chaos.arena import arena
 from rich.console import Console
 from rich.table import Table
-from same_bits.job import expected
+from same_bits.job import expected_digits
 from same_bits.ways import Run, train_processes
 
 WIDTH = 108
@@ -33,8 +33,10 @@ def drawn(rows: list[tuple[str, Run]]) -> str:
     table = Table("run", "sha256 of the weights", box=None, pad_edge=False, header_style="bold")
     for label, run in rows:
         assert not run.problems, run.problems
-        table.add_row(label, f"[green]{run.sha256[:32]}…[/]" if run.sha256 == expected() else f"[red]{run.sha256}[/]")
-    table.add_row("[dim]one loop in NumPy[/]", f"[dim]{expected()[:32]}…[/]")
+        table.add_row(
+            label, f"[green]{run.sha256[:32]}…[/]" if run.sha256 == expected_digits() else f"[red]{run.sha256}[/]"
+        )
+    table.add_row("[dim]one loop in NumPy[/]", f"[dim]{expected_digits()[:32]}…[/]")
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print("digits in rounds of 6 units: the same bits, whoever trains\n", highlight=False)
     console.print(table)

@@ -1,7 +1,9 @@
-"""The proof of the same bits: one job, trained in many ways, ends with one sha256. `make same-bits` runs it.
+"""The proof of the same bits: two jobs, trained in many ways, end with one sha256 each. `make same-bits` runs it.
 
-job        the job, an oracle for its weights in plain NumPy, and the judge of a run
-workers    threads that train, come and go, and are slow
-ways       the ways in which the job is trained
+job        what the jobs share, the digits with an oracle in plain NumPy, and the judge of a run
+workers    the digits' workers on threads, which train, come and go, and are slow
+cnn        a CNN with dropout through `worker.batches`, with an oracle in plain PyTorch
+ways       the ways in which the jobs are trained
+commands   the same under `kvps run` (by script) and `kvps up`
 faults     planted faults, which the judge must catch
 """

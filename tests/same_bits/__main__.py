@@ -1,6 +1,7 @@
-"""Train one small job in many ways, and show that the sha256 of its weights is one. `make same-bits` runs it.
+"""Train two small jobs in many ways, and show that the sha256 of the weights is one for each. `make same-bits` runs it.
 
-An oracle in plain NumPy says which. Every unit is in exactly one commit, read from the log.
+Oracles say which: the digits in plain NumPy, and a CNN with dropout in plain PyTorch. Every unit is in exactly one
+commit, read from the log.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from functools import partial
 from chaos.arena import Arena, arena
 
 from same_bits import commands, faults, ways
-from same_bits.job import expected
-from same_bits.ways import Run
+from same_bits.cnn import CNN
+from same_bits.ways import COUNTS, Run
+from same_bits.workers import DIGITS
 
 Way = Callable[[Arena], Iterator[Run]]
+_CNN_PLACES = (("Redis", 1), ("shared memory", 1))
 
 FULL: Mapping[str, Way] = {
-    "threads": partial(ways.on_threads, repeats=3),
+    "threads": partial(ways.on_threads, counts=3 * COUNTS),
     "processes": ways.on_processes,
     "fire": ways.under_fire,
     "cluster": ways.on_a_cluster,
@@ -30,6 +33,9 @@ FULL: Mapping[str, Way] = {
     "checkpoints": ways.from_checkpoints,
     "scripts": commands.run,
     "up": commands.up,
+    "cnn-turns": partial(ways.on_threads, kind=CNN, counts=COUNTS[:4], places=_CNN_PLACES, backups=(3,)),
+    "cnn-scripts": partial(commands.run, kind=CNN, counts=COUNTS[:4], number=8),
+    "cnn-checkpoints": partial(ways.from_checkpoints, kind=CNN, number=3),
     "faults": faults.planted,
 }
 SHORT: Mapping[str, Way] = {
@@ -37,6 +43,8 @@ SHORT: Mapping[str, Way] = {
     "fire": partial(ways.under_fire, number=2),
     "redis": partial(ways.redis_is_killed, number=1, kills=1),
     "checkpoints": partial(ways.from_checkpoints, number=1),
+    "cnn-turns": partial(ways.on_threads, kind=CNN, counts=(3,), places=_CNN_PLACES[:1], backups=(3,)),
+    "cnn-scripts": partial(commands.run, kind=CNN, counts=(3,), number=1),
     "faults": faults.planted,
 }
 
@@ -52,9 +60,18 @@ def train(name: str, way: Way, seed: int) -> list[Run]:
 
 
 def _result(run: Run) -> str:
-    if not run.fault:
-        return "; ".join(run.problems) or f"{expected()[:12]} as wanted"
-    return f"planted {run.fault}: {f'caught, as {run.problems[0]}' if run.problems else 'NOT CAUGHT'}"
+    problems = "; ".join(run.problems)
+    if run.fault:
+        return f"planted {run.fault}: {f'caught, as {problems}' if problems else 'NOT CAUGHT'}"
+    return problems or f"{run.kind.expected()[:12]} as wanted"
+
+
+def _sums(what: str, runs: list[Run]) -> str:
+    """Return how many runs there were, how many kills, and how many runs differ."""
+    kills = sum((run.kills for run in runs), Counter[str]())
+    killed = ", ".join(f"{role} {count}" for role, count in sorted(kills.items())) or "none"
+    differ = sum(bool(run.problems) for run in runs)
+    return f"{what}: {len(runs)} runs, {kills.total()} kills ({killed}), {differ} that differ"
 
 
 def main() -> int:
@@ -64,18 +81,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000, help="(default: another each time)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end with this process
-    print(f"seed {arguments.seed}; the oracle says {expected()}", flush=True)
+    print(f"seed {arguments.seed}")
+    for kind in (DIGITS, CNN):
+        print(f"{kind.name}: the oracle says {kind.expected()}", flush=True)
     runs: list[Run] = []
     for name, way in (SHORT if arguments.short else FULL).items():
         if not arguments.only or name in arguments.only:
             runs += train(name, way, arguments.seed)
     honest, planted = [run for run in runs if not run.fault], [run for run in runs if run.fault]
-    kills = sum((run.kills for run in honest), Counter[str]())
-    killed = ", ".join(f"{role} {count}" for role, count in sorted(kills.items()))
-    differ, caught = sum(bool(run.problems) for run in honest), sum(bool(run.problems) for run in planted)
-    print(f"{len(honest)} runs, {kills.total()} kills ({killed}), {differ} that differ")
+    for kind in (DIGITS, CNN):
+        print(_sums(kind.name, [run for run in honest if run.kind is kind]))
+    print(_sums("all", honest))
+    caught = sum(bool(run.problems) for run in planted)
     print(f"{caught} of {len(planted)} planted faults caught")
-    return int(differ > 0 or caught < len(planted))
+    return int(caught < len(planted) or any(run.problems for run in honest))
 
 
 if __name__ == "__main__":

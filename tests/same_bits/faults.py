@@ -19,9 +19,8 @@ from kvps.session.session import Session
 from kvps.session.units import Units
 from kvps.store import Store
 from same_bits import workers
-from same_bits.job import create, problems
 from same_bits.ways import Run
-from same_bits.workers import members
+from same_bits.workers import DIGITS, members
 
 _LUA = resources.files("kvps.protocol") / "lua"
 
@@ -102,7 +101,7 @@ def planted(arena: Arena) -> Iterator[Run]:
     """Train with each fault."""
     with running_server() as url, Store(Client(url)) as store:
         for number, (what, fault) in enumerate(FAULTS.items()):
-            job = create(store, f"fault-{number}", workers=1)
+            job = DIGITS.create(store, f"fault-{number}", workers=1)
             with fault():
                 run_workers(job, *members(job, 3, arena.random))
-            yield Run("three workers on threads", problems(job), fault=what)
+            yield Run("three workers on threads", DIGITS, DIGITS.problems(job), fault=what)

@@ -1,13 +1,16 @@
-"""A script under `kvps run` that trains the job of the proof. Its arguments: seconds that a unit takes, and a seed."""
+"""A script under `kvps run` that trains a job of the proof. Its arguments: which job, seconds that a unit takes, and a
+seed."""
 
 import random
 import sys
 
 import kvps
-from same_bits.job import parameters, settings_of
-from same_bits.workers import Member, slow_at_times
+from same_bits.cnn import CNN
+from same_bits.workers import DIGITS, slow_at_times
 
-seconds, seed = float(sys.argv[1]), int(sys.argv[2])
+kind = {kind.name: kind for kind in (DIGITS, CNN)}[sys.argv[1]]
+seconds, seed = float(sys.argv[2]), int(sys.argv[3])
 with kvps.from_env() as worker:
-    job = worker.create_job(parameters(), **settings_of())
-    Member(job, worker.id, slow_at_times(random.Random(seed + worker.rank), chance=0.9, seconds=seconds))()
+    rng = random.Random(seed + worker.rank)
+    job = worker.create_job(kind.parameters(), **kind.settings_of())
+    kind.copy(job, worker.id, slow_at_times(rng, chance=0.9, seconds=seconds), rng)

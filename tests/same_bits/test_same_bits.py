@@ -8,7 +8,7 @@ import pytest
 
 from same_bits.__main__ import SHORT, train
 
-EVERY_DAY = ("threads", "checkpoints", "faults")
+EVERY_DAY = ("threads", "checkpoints", "cnn-turns", "faults")
 
 
 @pytest.mark.parametrize(

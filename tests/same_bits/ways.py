@@ -1,4 +1,4 @@
-"""The ways in which the job is trained. Each run is judged, and names what it did."""
+"""The ways in which the jobs are trained. Each run is judged, and names what it did."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chaos.arena import Arena
 from chaos.crew import Crew
 from chaos.verdict import remains
 from helpers.clusters import running_cluster
-from helpers.digits_job import run_workers, training
+from helpers.digits_job import run_workers
 from helpers.faults import MortalServer
 from helpers.harness import aggregating
 from helpers.servers import private_directory, running_server
@@ -24,8 +24,8 @@ from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
 from kvps.job import Job
 from kvps.store import Store
-from same_bits.job import VERSIONS, create, problems, sha256_of
-from same_bits.workers import members
+from same_bits.job import VERSIONS, Kind, sha256_of
+from same_bits.workers import DIGITS
 
 COUNTS = (1, 2, 3, 5, 8)
 SHARDS = (1, 3)
@@ -41,6 +41,7 @@ class Run:
     was planted, so that something is not as promised. `sha256` is that of the weights, where it is shown."""
 
     did: str
+    kind: Kind
     problems: list[str]
     kills: Counter[str] = field(default_factory=Counter)
     fault: str = ""
@@ -50,23 +51,29 @@ class Run:
 # -- threads --------------------------------------------------------------------------------------------------------
 
 
-def on_threads(arena: Arena, counts: Iterable[int] = COUNTS, repeats: int = 1) -> Iterator[Run]:
+def on_threads(
+    arena: Arena,
+    kind: Kind = DIGITS,
+    counts: Iterable[int] = COUNTS,
+    places: Iterable[tuple[str, int]] = PLACES,
+    backups: Iterable[int] = BACKUPS,
+) -> Iterator[Run]:
     """Train with so many workers, over Redis and shared memory, backup tasks on and off."""
     with running_server() as url, Store(Client(url)) as store:
-        for n, (count, (place, shards), backup) in enumerate(product([*counts] * repeats, PLACES, BACKUPS)):
-            yield _on_threads(arena, store, f"threads-{n}", count, shards, place, backup)
+        for n, (count, (place, shards), backup) in enumerate(product(counts, places, backups)):
+            yield _on_threads(arena, store, kind, f"threads-{n}", count, shards, place, backup)
 
 
-def _on_threads(arena: Arena, store: Store, name: str, count: int, shards: int, place: str, backup: int) -> Run:
-    """Train with the task's own workers, or with those that come and go, or that are slow in some units."""
+def _on_threads(
+    arena: Arena, store: Store, kind: Kind, name: str, count: int, shards: int, place: str, backup: int
+) -> Run:
+    """Train with workers that come and go, or are slow in some units, or neither."""
     settings = {"shards": shards, "transport": _transport(place), "backup_after": backup}
-    job = create(store, name, workers=1, **settings)
-    kind = arena.random.choice(("steady", "slow at times", "come and go", "slow at times, come and go"))
-    if kind == "steady":
-        run_workers(job, *training(job, *(f"w{number}" for number in range(count))))
-    else:
-        run_workers(job, *members(job, count, arena.random, "slow" in kind, "come" in kind))
-    return Run(f"threads: {_of(count, shards, place)}, {kind}, {_backups(job)}", problems(job))
+    job = kind.create(store, name, workers=1, **settings)
+    slow, leaves = arena.random.random() < 0.5, arena.random.random() < 0.5
+    run_workers(job, *kind.threads(job, count, arena.random, slow, leaves))
+    manner = ", ".join(["slow at times"] * slow + ["come and go"] * leaves) or "steady"
+    return Run(f"{_of(count, shards, place)}, {manner}, {_backups(job)}", kind, kind.problems(job))
 
 
 def _transport(place: str) -> str:
@@ -89,31 +96,31 @@ def on_a_cluster(arena: Arena, counts: Iterable[int] = COUNTS, fire: int = 5) ->
     """Train on a cluster of three masters: on threads, then with processes that are killed."""
     with running_cluster(masters=3, replicas=0) as cluster, Store(open_client(cluster.url)) as store:
         for count, shards in product(counts, SHARDS):
-            yield _on_threads(arena, store, f"cluster-{count}-{shards}", count, shards, "a cluster", 3)
+            yield _on_threads(arena, store, DIGITS, f"cluster-{count}-{shards}", count, shards, "a cluster", 3)
         for number in range(fire):
             yield train_processes(arena, store, f"burning-{number}", 3, 3, "a cluster", every_s=1.0)
 
 
-def from_checkpoints(arena: Arena, number: int = 12) -> Iterator[Run]:
+def from_checkpoints(arena: Arena, kind: Kind = DIGITS, number: int = 12) -> Iterator[Run]:
     """Take a checkpoint while workers train, and go on from it as another job with other workers and shards."""
     with running_server() as url, Store(Client(url)) as store:
         for n in range(number):
             count, shards = arena.random.choice(COUNTS), arena.random.choice(SHARDS)
-            first = create(store, f"first-{n}", workers=1, shards=shards, worker_timeout_ms=2000)
+            first = kind.create(store, f"first-{n}", workers=1, shards=shards, worker_timeout_ms=2000)
             version = arena.random.randint(1, VERSIONS - 2)
             with aggregating(first), ThreadPoolExecutor(count) as pool:
-                training_now = [pool.submit(m) for m in members(first, count, arena.random, slow=True)]
+                training_now = [pool.submit(each) for each in kind.threads(first, count, arena.random, slow=True)]
                 while (state := first.state()).version < version:
                     first.await_change(state)
                 checkpoint = first.checkpoint()
                 for each in training_now:
                     each.result()
-            yield Run(f"checkpoint taken: {_of(count, shards, 'Redis')}", problems(first))
+            yield Run(f"checkpoint taken: {_of(count, shards, 'Redis')}", kind, kind.problems(first))
             others, parts = arena.random.choice([c for c in COUNTS if c != count]), arena.random.choice(SHARDS)
             second = store.restore_job(checkpoint, f"second-{n}", shards=parts)
-            run_workers(second, *members(second, others, arena.random))
+            run_workers(second, *kind.threads(second, others, arena.random))
             did = f"restored at version {checkpoint.version}: {_of(others, parts, 'Redis')}, after {count}"
-            yield Run(did, problems(second, first=checkpoint.version + 1))
+            yield Run(did, kind, kind.problems(second, first=checkpoint.version + 1))
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
@@ -140,7 +147,7 @@ def train_processes(
     """Train with processes. With `every_s`, kill one about so often, and have more workers join than the job knows."""
     backup, at_once = arena.random.choice(BACKUPS), arena.random.random() < 0.7
     settings: dict[str, Any] = {"transport": _transport(place), "backup_after": backup}
-    job = create(store, name, workers=1, shards=shards, worker_timeout_ms=5000 if at_once else 1000, **settings)
+    job = DIGITS.create(store, name, workers=1, shards=shards, worker_timeout_ms=5000 if at_once else 1000, **settings)
     with arena.crew(job, at_once=at_once, url=store.url) as crew:
         _start(crew, count, shards, arena.random, joins_s=1.0 if every_s else 0.0)
         kills = _run(crew, arena.random, every_s)
@@ -149,7 +156,7 @@ def train_processes(
         found = "" if at_once else ", found by timeouts"
         did += f", killed: {kills['worker']} workers, {kills['aggregator']} aggregators{found}"
     sha256 = sha256_of(job.snapshot()[1])
-    return Run(did, problems(job) + remains(store, job), kills, sha256=sha256)
+    return Run(did, DIGITS, DIGITS.problems(job) + remains(store, job), kills, sha256=sha256)
 
 
 def _start(crew: Crew, count: int, shards: int, rng: random.Random, joins_s: float) -> None:
@@ -182,7 +189,7 @@ def redis_is_killed(arena: Arena, number: int = 8, kills: int = 2) -> Iterator[R
         with ExitStack() as stack:
             server = stack.enter_context(MortalServer(stack.enter_context(private_directory())))
             store = stack.enter_context(Store(Client(server.url)))
-            job = create(store, f"redis-{n}", workers=1, shards=shards, worker_timeout_ms=60_000)
+            job = DIGITS.create(store, f"redis-{n}", workers=1, shards=shards, worker_timeout_ms=60_000)
             with arena.crew(job) as crew:
                 _start(crew, count, shards, arena.random, joins_s=0.0)
                 for _ in range(kills):
@@ -194,4 +201,4 @@ def redis_is_killed(arena: Arena, number: int = 8, kills: int = 2) -> Iterator[R
                 crew.run()
             killed = Counter({"Redis": kills})
             did = f"Redis killed {kills} times: {_of(count, shards, 'Redis')}, appendfsync always"
-            yield Run(did, problems(job) + remains(store, job), killed)
+            yield Run(did, DIGITS, DIGITS.problems(job) + remains(store, job), killed)

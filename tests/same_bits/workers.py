@@ -1,4 +1,4 @@
-"""Workers on threads that train, come and go, and are slow."""
+"""Workers of the digits that train, come and go, and are slow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from helpers.digits_job import training
 from kvps_workers import load_task
 from kvps_workers.gradient import round_gradient
 from kvps_workers.rounds import Rounds
@@ -14,9 +15,7 @@ from kvps_workers.rounds import Rounds
 from kvps.errors import JobNotFound, WorkerEvicted
 from kvps.job import Job
 from kvps.session.session import Session
-
-Pace = Callable[[], float]
-"""Returns the seconds that a unit takes beside its computing."""
+from same_bits.job import EPOCHS, PER_EPOCH, Kind, Pace, digits, expected_digits
 
 
 def at_once() -> float:
@@ -79,3 +78,21 @@ def members(job: Job, count: int, rng: random.Random, slow: bool = False, leaves
         )
         for number in range(count)
     ]
+
+
+def threads(
+    job: Job, count: int, rng: random.Random, slow: bool = False, leaves: bool = False
+) -> list[Callable[[], None]]:
+    """Return the task's own workers, or those that come and go, or are slow in some units."""
+    if slow or leaves:
+        return [*members(job, count, rng, slow, leaves)]
+    return training(job, *(f"w{number}" for number in range(count)))
+
+
+def copy(job: Job, name: str, pace: Pace, rng: random.Random) -> None:
+    """Train the job as a script does."""
+    Member(job, name, pace)()
+
+
+_SETTINGS = {"task": "digits", "units": EPOCHS * PER_EPOCH, "units_per_epoch": PER_EPOCH}
+DIGITS = Kind("digits", digits, _SETTINGS, expected_digits, threads, copy)

@@ -15,6 +15,7 @@ from helpers.arrays import assert_same_bits
 from helpers.ddp import weights_of
 from helpers.digits_job import run_workers
 from helpers.harness import check_chain
+from helpers.noisy_digits import NoisyDigits, cnn
 from helpers.waiting import eventually
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -36,18 +37,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class Images(Dataset[tuple[torch.Tensor, int]]):
-    """Images with noise from every source of random numbers that an augmentation may use."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
-        image = torch.linspace(-1, 1, 36).reshape(1, 6, 6) * (number % 7)
-        noise = torch.randn(1, 6, 6) + float(np.random.normal()) + random.random()
-        return image + 0.1 * noise, number % 5
-
-
 class Numbers(Dataset[int]):
     """Samples that are their own numbers."""
 
@@ -64,11 +53,6 @@ class Numbers(Dataset[int]):
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(10))
-
-
-def cnn() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.4), nn.Flatten(), nn.Linear(64, 5))
 
 
 class Count(nn.Module):
@@ -108,7 +92,7 @@ def classify(job: kvps.Job, name: str, model: nn.Module, **how: Any) -> None:
     inner = how.pop("inner", None)
     join = {"inner": inner(model.parameters())} if inner else {}
     with kvps.torch.join(job, model, name, **join) as worker:
-        for x, y in worker.batches(Images(), **how):
+        for x, y in worker.batches(NoisyDigits(SAMPLES), **how):
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             worker.step(loss)
@@ -136,7 +120,7 @@ def test_workers_one_after_another_end_with_the_weights_of_one(store: Store, wor
     def take_turns() -> None:
         joined = [kvps.torch.join(job, model, f"w{number}") for number, model in enumerate(models)]
         turns = random.Random(workers)
-        loops = [iter(worker.batches(Images())) for worker in joined]
+        loops = [iter(worker.batches(NoisyDigits(SAMPLES))) for worker in joined]
         done = 0
         while done < UNITS:  # another one would wait for a version that this thread must not wait for
             number = turns.randrange(workers)
@@ -196,7 +180,7 @@ def recorded_batches(store: Store) -> list[tuple[Any, int]]:
 
     def record() -> None:
         with kvps.torch.join(job, model, inner=adam(model.parameters())) as worker:
-            for x, y in worker.batches(Images()):
+            for x, y in worker.batches(NoisyDigits(SAMPLES)):
                 batches.append(((x, y), torch.initial_seed()))
                 nn.functional.cross_entropy(model(x), y).backward()
                 worker.step()
