@@ -73,6 +73,7 @@ def coloured(text: str) -> str:
 
 
 _SHOWN = 80
+_NAMED = 5
 
 
 def shown(value: object) -> str:
@@ -81,11 +82,10 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def some_of(names: Sequence[object], most: int = 7) -> str:
-    """Join names for a message; of more than `most` and one, only the first `most`."""
-    few = len(names) <= most + 1
-    listed = ", ".join(map(str, names if few else names[:most]))
-    return listed if few else f"{listed} and {len(names) - most} others"
+def some_of(names: Sequence[object]) -> str:
+    """Join names for a message; of more than 5, only the first 5, and how many others there are."""
+    listed = ", ".join(map(str, names[:_NAMED]))
+    return listed if len(names) <= _NAMED else f"{listed} and {counted(len(names) - _NAMED, 'other')}"
 
 
 class KvpsError(Exception):

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from kvps.arrays.inputs import check_mapping, shape_of
 from kvps.device.base import flattened
-from kvps.errors import InvalidSetting, LayoutMismatch, counted
+from kvps.errors import InvalidSetting, LayoutMismatch, counted, some_of
 from kvps.parsing import MOST_TEXT, Fields, refuse, whole
 
 Array = NDArray[np.float32]
@@ -210,7 +210,7 @@ class Layout:
     def check_part(self, part: object) -> None:
         """Raise InvalidSetting unless `part` is the name of a part, or "" for the whole model."""
         if part != "" and part not in self.parts:
-            has = f"it has {', '.join(self.parts)}" if self.parts else "it has none: give parts= to create_job"
+            has = f"it has {some_of(self.parts)}" if self.parts else "it has none: give parts= to create_job"
             raise InvalidSetting(f"the job has no part {part!r}: {has}")
 
     def views(self, flat: Array, writable: bool = False) -> dict[str, Array]:
@@ -243,7 +243,7 @@ class Layout:
         others = "put already" if not part else f"not in part {part}"
         wrong = {"missing": missing, "unknown": extra, others: again}
         if any(wrong.values()):
-            differences = "; ".join(f"{how} {', '.join(names)}" for how, names in wrong.items() if names)
+            differences = "; ".join(f"{how} {some_of(names)}" for how, names in wrong.items() if names)
             raise LayoutMismatch(f"{what}s do not fit the job: {differences}")
         for name, number in wanted.items():
             self.check(number, arrays[name], what)
@@ -252,9 +252,13 @@ class Layout:
     def check(self, number: int, array: Any, what: str) -> None:
         """Raise LayoutMismatch if `array` cannot be the `number`-th one."""
         p = self.parameters[number]
-        what = "buffer" if p.buffer else what
-        shape = shape_of(array, p.name, what)
+        self.check_shape(number, shape_of(array, p.name, "buffer" if p.buffer else what), what)
+
+    def check_shape(self, number: int, shape: tuple[int, ...], what: str) -> None:
+        """Raise LayoutMismatch unless the `number`-th array has this shape."""
+        p = self.parameters[number]
         if shape != p.shape:
+            what = "buffer" if p.buffer else what
             raise LayoutMismatch(f"{what} {p.name!r} has shape {shape}, the job's has {p.shape}")
 
     @cached_property

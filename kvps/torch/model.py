@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping
-from weakref import WeakSet
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from kvps.arrays.layout import BUFFER_KINDS, Array, Buffer
-from kvps.errors import InvalidSetting, LayoutMismatch, shown, some_of
+from kvps.errors import InvalidSetting, LayoutMismatch, shown
 from kvps.job import Job
-
-log = logging.getLogger("kvps.torch")
+from kvps.torch.names import in_job, named_buffers, named_parameters, persistent_names
 
 Parameters = dict[str, torch.nn.Parameter]
 _OWN = "own"
 _EXACT = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes that float32 holds exactly."""
-_buffers_known = WeakSet[torch.nn.Module]()
-"""Models whose own buffers are what their user means, or knows to differ."""
 
 
 def parameters(model: torch.nn.Module, buffers: str = _OWN) -> dict[str, torch.Tensor | Buffer]:
@@ -44,52 +39,18 @@ def parameters(model: torch.nn.Module, buffers: str = _OWN) -> dict[str, torch.T
     return tensors
 
 
-def load(job: Job, model: torch.nn.Module) -> int:
-    """Copy the newest weights of a job into a model, to evaluate or save it, and buffers, if the job has them; return
-    their version.
-
-    Blocks no worker; other buffers stay as they are, and a warning says so once of each model that no worker of this
-    process trains. Raises LayoutMismatch, JobNotFound; nothing was changed then.
-    """
-    params, buffers = fitting(job, model)
-    if not job.layout.buffer_kind:
-        _warn_of_buffers(job, model)
-    version, weights = job.snapshot()
-    fill(params | buffers.tensors, weights)
-    return version
-
-
-def trains_here(model: torch.nn.Module) -> None:
-    """Note that a worker of this process trains the model: its buffers are of batches that it has seen."""
-    _buffers_known.add(model)
-
-
-def _warn_of_buffers(job: Job, model: torch.nn.Module) -> None:
-    """Say once that a model has floating-point buffers that the job does not have."""
-    if model in _buffers_known:
-        return
-    _buffers_known.add(model)
-    persistent = model.state_dict(keep_vars=True)
-    own = [name for name, b in model.named_buffers() if name in persistent and b.is_floating_point()]
-    if own:
-        log.warning(
-            "the model's buffers (%s) are not in job %r: they stay as they are, and an evaluation uses those. Have the "
-            'job keep them with kvps.torch.parameters(model, buffers="average"), or compute BatchNorm\'s anew with '
-            "torch.optim.swa_utils.update_bn",
-            some_of(own, 5),
-            job.name,
-        )
-
-
 def trained(model: torch.nn.Module) -> Parameters:
     """Return name -> parameter that requires a gradient, each once. Raises LayoutMismatch as `parameters` does."""
-    if not isinstance(model, torch.nn.Module):
-        raise LayoutMismatch(f"a model is a torch.nn.Module, not {type(model).__name__}")
-    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    trainable = {name: p for name, p in named_parameters(model).items() if p.requires_grad}
     if not trainable:
         raise LayoutMismatch("the model has no parameter that requires a gradient")
     for name, parameter in trainable.items():
-        _check(f"parameter {name!r}", parameter)
+        check_tensor(f"parameter {name!r}", parameter)
+        if parameter.is_inference():
+            raise LayoutMismatch(
+                f"parameter {name!r} was made under torch.inference_mode() and cannot be trained: make the model "
+                f"outside of it"
+            )
     return trainable
 
 
@@ -99,10 +60,10 @@ def job_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     A model makes the others anew (masks, with infinite values in them), or counts with them. Raises LayoutMismatch as
     `parameters` does.
     """
-    persistent = model.state_dict(keep_vars=True)
-    buffers = {name: b for name, b in model.named_buffers() if name in persistent and b.is_floating_point()}
+    persistent = persistent_names(model)
+    buffers = {name: b for name, b in named_buffers(model).items() if name in persistent and b.is_floating_point()}
     for name, buffer in buffers.items():
-        _check(f"buffer {name!r}", buffer)
+        check_tensor(f"buffer {name!r}", buffer)
         if buffer.layout is torch.strided and any(
             step == 0 and items > 1 for step, items in zip(buffer.stride(), buffer.shape, strict=True)
         ):
@@ -110,7 +71,7 @@ def job_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return buffers
 
 
-def _check(what: str, tensor: torch.Tensor) -> None:
+def check_tensor(what: str, tensor: torch.Tensor) -> None:
     """Raise LayoutMismatch for a tensor that no float32 array can hold exactly; `what` is for the message."""
     if is_lazy(tensor):
         raise LayoutMismatch(f"{what} has no shape yet: put one batch through the model first")
@@ -125,23 +86,23 @@ def _check(what: str, tensor: torch.Tensor) -> None:
 
 
 class JobBuffers:
-    """The buffers of a model that are in its job, under these names.
+    """The buffers of a model that are in its job. `names` are the job's names -> the model's.
 
     They are looked up each time, because a forward pass may have put another tensor in the place of one.
     """
 
-    def __init__(self, model: torch.nn.Module, names: Iterable[str]) -> None:
+    def __init__(self, model: torch.nn.Module, names: Mapping[str, str]) -> None:
         self._model = model
-        self._names = tuple(names)
+        self._names = names
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name -> the model's own tensor. Raises LayoutMismatch for one that the model has no more."""
-        present = dict(self._model.named_buffers(remove_duplicate=False)) if self._names else {}
-        for name in self._names:
+        present = named_buffers(self._model, each_name=True) if self._names else {}
+        for name in self._names.values():
             if name not in present:
                 raise LayoutMismatch(f"the model no longer has the buffer {name!r}, which is in its job: put it back")
-        return {name: present[name] for name in self._names}
+        return {of_job: present[name] for of_job, name in self._names.items()}
 
     @property
     def float32(self) -> dict[str, torch.Tensor]:
@@ -150,11 +111,14 @@ class JobBuffers:
 
 
 def fitting(job: Job, model: torch.nn.Module) -> tuple[Parameters, JobBuffers]:
-    """Return the model's trained parameters, and its buffers if the job has buffers. Raises LayoutMismatch if they are
-    not the job's."""
+    """Return the model's trained parameters, under the job's names, and its buffers if the job has buffers. Raises
+    LayoutMismatch if they are not the job's."""
     params, buffers = trained(model), job_buffers(model) if job.layout.buffer_kind else {}
-    job.layout.hosted(_exact(params | buffers), "parameter")
-    return params, JobBuffers(model, buffers)
+    names = in_job([*params, *buffers], job.layout.numbers)
+    mine = _exact({names.get(name, name): tensor for name, tensor in (params | buffers).items()})
+    job.layout.rest(mine, "parameter", lambda _: False)
+    of_buffers = {names[name]: name for name in buffers}
+    return {names[name]: parameter for name, parameter in params.items()}, JobBuffers(model, of_buffers)
 
 
 def fill(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Array]) -> None:

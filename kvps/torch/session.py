@@ -21,8 +21,9 @@ from kvps.machine.fork import ProcessOwner
 from kvps.session.session import Session
 from kvps.torch.batches import Batches, batches_of
 from kvps.torch.group import GroupSession, join_as_group
+from kvps.torch.loading import trains_here
 from kvps.torch.local_steps import LocalSteps
-from kvps.torch.model import JobBuffers, Parameters, fill, fitting, trains_here
+from kvps.torch.model import JobBuffers, Parameters, fill, fitting
 
 log = logging.getLogger("kvps.session")
 

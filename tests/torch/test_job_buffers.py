@@ -416,9 +416,9 @@ def test_a_model_with_other_buffers_is_refused_before_it_joins(store: Store) -> 
     other = net()
     other[1] = nn.BatchNorm1d(32, track_running_stats=False)
     for call in (lambda m: kvps.torch.join(job, m, "w0"), lambda m: kvps.torch.load(job, m)):
-        with pytest.raises(kvps.LayoutMismatch, match=r"do not fit the job: missing 1.running_mean, 1.running_var"):
+        with pytest.raises(kvps.LayoutMismatch, match=r"not fit the job: .* 1.running_mean, 1.running_var"):
             call(other)
-        with pytest.raises(kvps.LayoutMismatch, match="do not fit the job: unknown a"):
+        with pytest.raises(kvps.LayoutMismatch, match=r"not fit the job: (unknown|the job lacks) a"):
             call(spoilt("a", torch.zeros(2)))
     assert not job.state().members
 
