@@ -79,7 +79,7 @@ def _split_commit() -> None:
     _write(
         "second",
         f"{reads}local plan, lowest, given_back, furthest_now = cjson.decode(text), '', {{}}, tonumber(up_to)\n"
-        "local numbers, fields, staged, per_round = {}, {}, {}, nil\n"
+        "local numbers, fields, staged, in_unit_rounds = {}, {}, {}, false\n"
         "for part in parts:gmatch('[^,]+') do\n"
         "  local i = #staged + 1\n"
         "  numbers[i], fields[i], staged[i] = digits(i - 1), 'shard:' .. digits(i - 1), part\n"

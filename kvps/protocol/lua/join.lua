@@ -40,7 +40,7 @@ end
 -- SSP closes no round, but a worker may not come back further behind than the bound allows. Others never wait for it.
 -- Where a round is of units, nobody skips one: a worker does as many of them as it can.
 local bound, due = tonumber(staleness), 0
-if unit_rounds() then
+if read_unit_rounds() then
   due = 0
 elseif bound == 0 then
   due = whole(version) + redis.call('EXISTS', keys.plan)

@@ -14,9 +14,8 @@ if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
 if entry.unit then return { 'OK', tonumber(entry.unit) } end
 
 local total, factor = unpack(redis.call('HMGET', keys.config, 'units', 'backup_after'))
-local per_round, per_epoch, _, bound = unit_rounds()
-local behind = whole(total) -- the first unit that may not be handed out yet
-if per_round then _, behind = units_of(whole(committed) + bound, per_round, per_epoch, behind) end
+local rounds = read_unit_rounds()
+local behind = rounds and first_closed_unit(rounds, whole(committed)) or whole(total)
 local now = now_ms()
 
 -- Returns the unit that is out for longest and that one worker has, and in how many ms it is late: its time is `factor`
@@ -29,11 +28,11 @@ local function longest_out()
     redis.call('ZADD', keys.taken_units, now, unit)
     since = now
   end
-  local round = round_of(tonumber(unit), per_round, per_epoch)
+  local round = round_of(rounds, tonumber(unit))
   for _, each in ipairs(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', 512)) do
     local _, fields = read_entry(each)
     local took = whole(fields.took)
-    if took and round_of(tonumber(fields.unit), per_round, per_epoch) == round then times[#times + 1] = took end
+    if took and round_of(rounds, tonumber(fields.unit)) == round then times[#times + 1] = took end
   end
   if #times == 0 then return nil end
   table.sort(times)
@@ -51,7 +50,7 @@ local before = ''
 if not unit then
   if tonumber(redis.call('HGET', keys.units, 'done') or '0') >= whole(total) then return { 'DONE' } end
   factor = tonumber(factor or '0')
-  if not per_round or factor == 0 then return { 'NONE', 0 } end
+  if not rounds or factor == 0 then return { 'NONE', 0 } end
   local late, ms, out_ms = longest_out()
   if not late or ms > 0 then return { 'NONE', late and ms or 0 } end
   unit, before = late, redis.call('HGET', keys.units, late) .. ', '

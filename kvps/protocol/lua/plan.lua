@@ -25,8 +25,8 @@ if redis.call('HLEN', keys.workers) < whole(workers) then return answer('EARLY')
 -- In BSP without a quorum the round is due when every worker in the vector clock has pushed it; one of units, when all
 -- its units are there.
 local quorum = whole(quorum_text)
-local per_round, per_epoch, total = unit_rounds()
-local bsp = staleness == '0' and quorum == 0 and not per_round
+local rounds = read_unit_rounds()
+local bsp = staleness == '0' and quorum == 0 and not rounds
 local _, slowest = unpack(redis.call('ZRANGE', keys.pushed, 0, 0, 'WITHSCORES'))
 if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') end
 -- Workers that have done all their rounds still count in the divisor, or a run's last contributions would weigh more.
@@ -45,8 +45,8 @@ local function open(contributions, through, ids)
   return { 'OPEN', version, pin, members, text }
 end
 
-if per_round then
-  local chosen, ids = whole_round(version, per_round, per_epoch, total)
+if rounds then
+  local chosen, ids = whole_round(rounds, version)
   divisor = #chosen
   return #chosen > 0 and open(chosen, ids[#ids], table.concat(ids, ' ')) or answer('IDLE')
 end

@@ -19,9 +19,9 @@
 local id, version, present_history, run_id = unpack(redis.call('HMGET', keys.version, 'id', 'version', 'history', 'run_id'))
 local another = another_job(id, job)
 if another then return another end
-local max_pending, total_units, late, reduction, local_steps, workers, staleness, quorum =
+local max_pending, total_units, late, reduction, local_steps, workers, staleness, quorum, per_round, per_epoch =
   unpack(redis.call('HMGET', keys.config, 'max_pending', 'units', 'late', 'reduction', 'local_steps', 'workers',
-    'staleness', 'quorum'))
+    'staleness', 'quorum', 'units_per_round', 'units_per_epoch'))
 local seq, base = whole(seq), whole(base)
 local entry = read_worker(worker)
 if not entry or entry.incarnation ~= incarnation then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
@@ -44,8 +44,8 @@ local takes_weights = reduction == 'weighted' or (reduction:find(':', 1, true) a
 if not digests:find('^[%x,-]+$') or (part ~= '' and not is_name(part)) or not weight_number
   or (weight_number > 1 and not takes_weights) then return { 'BAD' } end
 if unit ~= (entry.unit or '') or (total_units ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
-local per_round, per_epoch, _, bound = unit_rounds()
-if per_round then
+local rounds = unit_rounds(per_round, per_epoch, total_units, staleness)
+if rounds then
   local state = redis.call('HGET', keys.units, unit) -- a unit that is committed has none
   if not state or state:find(' pushed', 1, true) then
     entry.accepted, entry.late, entry.dropped, entry.unit = seq, seq, (entry.dropped or 0) + 1, nil
@@ -54,8 +54,8 @@ if per_round then
     log_entry('duplicate', 'unit', unit, 'worker', worker, 'incarnation', incarnation, 'seq', digits(seq))
     return { 'DUPLICATE', version }
   end
-  local round = round_of(tonumber(unit), per_round, per_epoch)
-  if base > round or base < round - bound then return { 'BASE', version } end
+  local round = round_of(rounds, tonumber(unit))
+  if base > round or base < round - rounds.bound then return { 'BASE', version } end
 end
 -- An open plan has closed the round, too: what it does not have would wait for the next one.
 if late == 'drop' and (base < whole(version) or redis.call('EXISTS', keys.plan) == 1) then
@@ -86,7 +86,7 @@ local text = table.concat({ worker, incarnation, digits(seq), round, digits(base
 local now = now_ms()
 local fields = { 'rank', digits(entry.rank), 'round', round, 'arrived', digits(now), 'contribution', text }
 local taken = entry.unit and note_pushed(worker, entry.unit)
-if per_round then
+if rounds then
   local took = taken and digits(math.max(0, now - taken)) or ''
   for _, each in ipairs({ 'unit', unit, 'took', took }) do table.insert(fields, each) end
 end
@@ -96,4 +96,5 @@ write_worker(worker, entry)
 redis.call('ZADD', keys.heartbeat, now, worker)
 redis.call('ZADD', keys.pushed, round, worker)
 append_traces(keys.trace, traces, whole(workers), keys.losses)
-return { 'ACK', entry.acked, entry.round, weight_sum(entry), more_units(whole(version)) }
+local more = not rounds or more_units(rounds, whole(version))
+return { 'ACK', entry.acked, entry.round, weight_sum(entry), more and 1 or 0 }

@@ -46,8 +46,8 @@ local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, 
 local plan, lowest = cjson.decode(text), lowest_round()
 local done, highest = end_rounds(plan.contributions, keys.clock, tonumber(furthest))
 local given_back, furthest_now = end_rounds(plan.rejected, keys.skip, highest)
-local per_round = unit_rounds()
-if per_round then -- what a version of units leaves out is left out for good, or its round would never be whole
+local in_unit_rounds = read_unit_rounds() ~= nil
+if in_unit_rounds then -- what a version of units leaves out is left out for good, or its round would never be whole
   for _, unit in ipairs(given_back) do done[#done + 1] = unit end
   given_back = {}
 end
@@ -55,7 +55,9 @@ for i = 1, #done, 1000 do redis.call('HDEL', keys.units, unpack(done, i, math.mi
 if #done > 0 then redis.call('HINCRBY', keys.units, 'done', #done) end
 for _, unit in ipairs(given_back) do free_unit(unit) end
 if ids then
-  for id in ids:gmatch('%S+') do redis.call('XDEL', keys.inbox, id) end
+  local taken = {}
+  for id in ids:gmatch('%S+') do taken[#taken + 1] = id end
+  for i = 1, #taken, 1000 do redis.call('XDEL', keys.inbox, unpack(taken, i, math.min(i + 999, #taken))) end
 else
   local ms, number = through:match('^(%d+)-(%d+)$')
   redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- this plan takes the oldest entries
@@ -74,7 +76,7 @@ local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'pla
 -- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
 local staleness, max_pending, quorum = unpack(redis.call('HMGET', keys.config, 'staleness', 'max_pending', 'quorum'))
 local after = lowest_round()
-if after ~= lowest or per_round or #given_back > 0 or quorum ~= '0' or tonumber(staleness) < 0 or tonumber(max_pending) <= tonumber(staleness) then
+if after ~= lowest or in_unit_rounds or #given_back > 0 or quorum ~= '0' or tonumber(staleness) < 0 or tonumber(max_pending) <= tonumber(staleness) then
   wake(after)
 end
 return { 'FLIPPED', next_version, redis.call('GET', keys.pin) or '', commit_id }

@@ -24,7 +24,7 @@ if not place then return { 'PLAN' } end
 
 redis.call('DEL', keys.ready) -- allowed when memory is full, and lets the script write
 local author, unit = author_and_unit(contribution)
-if damaged == '1' and unit_rounds() then
+if damaged == '1' and read_unit_rounds() then
   redis.call('DEL', keys.plan)
   end_rounds({ contribution }, keys.skip, 0)
   withdraw(author, unit)

@@ -2,35 +2,47 @@
 -- round, and its last round may be shorter.
 -- USES numbers replies
 
--- Returns how many units a round has, how many an epoch has, how many there are, and the bound; nil where versions are
--- not made of rounds of units.
-local function unit_rounds()
-  local per_round, per_epoch, total, staleness = unpack(redis.call('HMGET', keys.config,
-    'units_per_round', 'units_per_epoch', 'units', 'staleness'))
-  per_round, total = whole(per_round) or 0, whole(total) or 0
-  if per_round == 0 or total == 0 or tonumber(staleness) < 0 then return nil end
-  per_epoch = whole(per_epoch) or 0
-  return per_round, per_epoch > 0 and per_epoch or total, total, tonumber(staleness)
+-- Returns what makes rounds of the given settings of a job; nil where its versions are not made of rounds of units:
+-- per_round  how many units a round has
+-- per_epoch  how many an epoch has
+-- total      how many there are
+-- bound      how many rounds ahead of the present one are open
+local function unit_rounds(per_round, per_epoch, total, staleness)
+  per_round, per_epoch, total = whole(per_round) or 0, whole(per_epoch) or 0, whole(total) or 0
+  local bound = tonumber(staleness)
+  if per_round == 0 or total == 0 or bound < 0 then return nil end
+  return { per_round = per_round, per_epoch = per_epoch > 0 and per_epoch or total, total = total, bound = bound }
+end
+
+-- Returns the same of the job's settings as they are stored.
+local function read_unit_rounds()
+  return unit_rounds(unpack(redis.call('HMGET', keys.config, 'units_per_round', 'units_per_epoch', 'units', 'staleness')))
 end
 
 -- Returns the first unit of a round, and the first one behind it. Rounds and units are counted from 0.
-local function units_of(round, per_round, per_epoch, total)
-  local rounds = math.ceil(per_epoch / per_round)
-  local epoch, within = math.floor(round / rounds), round % rounds
-  local first = epoch * per_epoch + within * per_round
-  return math.min(first, total), math.min(first + per_round, (epoch + 1) * per_epoch, total)
+local function units_of(rounds, round)
+  local in_epoch = math.ceil(rounds.per_epoch / rounds.per_round)
+  local epoch, within = math.floor(round / in_epoch), round % in_epoch
+  local first = epoch * rounds.per_epoch + within * rounds.per_round
+  return math.min(first, rounds.total), math.min(first + rounds.per_round, (epoch + 1) * rounds.per_epoch, rounds.total)
+end
+
+-- Returns the first unit that may not be handed out yet.
+local function first_closed_unit(rounds, version)
+  local _, behind = units_of(rounds, version + rounds.bound)
+  return behind
 end
 
 -- Returns the round of a unit.
-local function round_of(unit, per_round, per_epoch)
-  local epoch, within = math.floor(unit / per_epoch), unit % per_epoch
-  return epoch * math.ceil(per_epoch / per_round) + math.floor(within / per_round)
+local function round_of(rounds, unit)
+  local epoch, within = math.floor(unit / rounds.per_epoch), unit % rounds.per_epoch
+  return epoch * math.ceil(rounds.per_epoch / rounds.per_round) + math.floor(within / rounds.per_round)
 end
 
 -- Returns the contributions of a round in the order of its units, and the ids of their entries in the inbox in that of
 -- the inbox; two empty lists while one is missing.
-local function whole_round(round, per_round, per_epoch, total)
-  local first, behind = units_of(round, per_round, per_epoch, total)
+local function whole_round(rounds, round)
+  local first, behind = units_of(rounds, round)
   local contributions, ids = {}, {}
   if redis.call('XLEN', keys.inbox) < behind - first then return {}, {} end
   for _, entry in ipairs(redis.call('XRANGE', keys.inbox, '-', '+')) do
@@ -42,11 +54,8 @@ local function whole_round(round, per_round, per_epoch, total)
   return contributions, ids
 end
 
--- Returns 1 if a unit of an open round may be handed out at once, else 0.
-local function more_units(version)
-  local per_round, per_epoch, total, bound = unit_rounds()
-  if not per_round then return 1 end
-  local _, behind = units_of(version + bound, per_round, per_epoch, total)
+-- Returns whether a unit of an open round may be handed out at once.
+local function more_units(rounds, version)
   local handed_out = tonumber(redis.call('HGET', keys.units, 'next') or '0')
-  return (handed_out < behind or redis.call('ZCARD', keys.free_units) > 0) and 1 or 0
+  return handed_out < first_closed_unit(rounds, version) or redis.call('ZCARD', keys.free_units) > 0
 end
