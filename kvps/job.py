@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count, islice
@@ -20,6 +20,7 @@ from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Device
 from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, WorkerAlive, counted
 from kvps.history.checkpoint import Checkpoint
+from kvps.history.evaluations import Evaluation, checked_figures, figures_json
 from kvps.machine import launcher, process
 from kvps.machine.launcher import Launcher
 from kvps.parsing import JOB_ID, entry_ms, matching, number, whole
@@ -37,6 +38,7 @@ from kvps.transport.opening import OpenedJob, open_transport
 T = TypeVar("T")
 
 _LOG_PAGE = 500
+_REST_S = 0.02  # of one that waits for versions, between two looks: workers come first
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,11 @@ class Job:
             ", which this process does not see: work there, where its aggregator runs (a container may have a /dev/shm "
             "of its own), or create the job with --transport redis"
         )
+        if self.config.launched_by == launcher.own() and launcher.evaluates():
+            raise UsageError(
+                "this process evaluates the job, and is no worker of it: have @worker.evaluates(job) before the job is "
+                "joined, or give kvps run a script for it, --evaluator"
+            )
         if not takeover:
             self._check_open_to_us(worker)
         shown = device if isinstance(device, str) else device.name
@@ -245,6 +252,58 @@ class Job:
         """Wait until a worker has joined or left, or a version is committed, after this `state`; one second at the
         most."""
         self.access.client.wait({self.access.keys.commits: state.last_entry})
+
+    def versions(self, every: int = 1, after: int = 0) -> Iterator[tuple[int, dict[str, Array]]]:
+        """Yield the newest version, and its weights as `snapshot` does, whenever the job has made the next `every`-th
+        one after version `after`; at last its last one. Blocks no worker.
+
+        What is made while the caller is busy is left out. It ends when the job is finished, or if all workers have left
+        with rounds undone and none has joined for worker_timeout_ms. Raises InvalidSetting, JobNotFound, ServerLost.
+        """
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise InvalidSetting(f"every must be a whole number from 1, not {every!r}")
+        return self._versions(every, after)
+
+    def _versions(self, every: int, seen: int) -> Iterator[tuple[int, dict[str, Array]]]:
+        keys, alone_since = self.access.keys, math.inf
+        asked: list[Command] = [("ZCARD", keys.rounds), ("HLEN", keys.workers), ("HGET", keys.version, "version")]
+        asked += [("XREVRANGE", keys.commits, "+", "-", "COUNT", 1)]
+        while True:
+            present, joined, version, newest, _ = self._asked(asked)
+            made, now = whole(version, "the version"), time.monotonic()
+            alone_since = min(alone_since, now) if joined and not present else math.inf
+            over = not present and self.state().finished(self.config)
+            over = over or now - alone_since > self.config.worker_timeout_ms / 1000
+            seen = min(seen, made)  # a server that lost its last writes makes those versions again
+            if made // every > seen // every or (over and made > seen):
+                seen, weights = self.snapshot()
+                yield seen, weights
+            elif over:
+                return
+            else:
+                self.access.client.wait({keys.commits: newest[0][0] if newest else "0-0"})
+                time.sleep(_REST_S)
+
+    def report(self, version: int, figures: Mapping[str, float], by: str = "") -> Evaluation:
+        """Note what somebody has measured of the weights of a version, as in ``job.report(version, {"loss": 0.12})``:
+        it is in the log, on all screens and in training logs.
+
+        `figures` are 1 to 32 numbers, finite or not, under names like a worker's. `by` is who measured them: by default
+        this worker or this process. Raises InvalidSetting, InvalidName, and UsageError for a version that is not there.
+        """
+        checked, nonce = checked_figures(figures), secrets.token_hex(8)
+        if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+            raise InvalidSetting(f"version must be a whole number from 0, not {version!r}")
+        me = process.identity()
+        who = by or launcher.own_worker() or f"{me['host']}:{me['pid']}"
+        encoded = figures_json(checked)
+        at_ms = self.in_present_history(lambda: self.access.scripts.report(version, encoded, who, nonce))
+        return Evaluation(version, checked, who, at_ms)
+
+    def evaluation(self) -> Evaluation | None:
+        """Return what was reported last; None if nothing was. Raises CorruptData."""
+        fields = self.access.client.call("HGETALL", self.access.keys.evaluation)
+        return Evaluation.stored(fields) if fields else None
 
     def await_unit(self) -> bool:
         """Wait until a unit of data is free, as when its worker dies; return False once all units are committed.

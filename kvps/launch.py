@@ -7,6 +7,7 @@ KVPS_JOB_ID     the id of the job, so that no copy takes another run's job of th
 KVPS_SETTINGS   the job's settings that were given to `kvps run`, as JSON
 KVPS_REDIS_URL  the URL of the server; also read without `kvps run`
 KVPS_LAUNCHER   see kvps.machine.launcher
+KVPS_EVALUATES  see kvps.evaluator; the process that has it has no KVPS_RANK
 
 A copy that is started by hand has KVPS_JOB alone, the name of a job that hands out units: it joins that job.
 """
@@ -19,16 +20,20 @@ import secrets
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
 from kvps import optim
+from kvps.arrays.layout import Array
 from kvps.config import JobConfig, JobSettings
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
+from kvps.evaluator import NAME, Evaluate, Evaluator, Orders
+from kvps.history.evaluations import Evaluation
 from kvps.job import Job
 from kvps.local_job import LocalJob, local
 from kvps.machine import launcher
@@ -44,8 +49,17 @@ _LOOK_AGAIN_S = 0.05
 
 def of_copy(rank: int, workers: int, job: str, id: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables of one copy, except the URL; `settings` are those of a JobConfig."""
+    return {_RANK: str(rank)} | _of_run(workers, job, id, settings)
+
+
+def of_evaluator(orders: Orders, workers: int, job: str, id: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment variables of the process that evaluates the versions of a run, except the URL."""
+    return orders.variable() | _of_run(workers, job, id, settings)
+
+
+def _of_run(workers: int, job: str, id: str, settings: Mapping[str, Any]) -> dict[str, str]:
     written = {n: v.to_json() if isinstance(v, optim.Optimizer) else v for n, v in settings.items()}
-    values = {_RANK: rank, _WORKERS: workers, _JOB: job, _JOB_ID: id, _SETTINGS: json.dumps(written)}
+    values = {_WORKERS: workers, _JOB: job, _JOB_ID: id, _SETTINGS: json.dumps(written)}
     return {name: str(value) for name, value in values.items()}
 
 
@@ -67,13 +81,15 @@ def from_env() -> RunContext:
     if _RANK not in os.environ and _JOB not in os.environ:
         return RunContext(0, 1, {}, url, None)
     sys.excepthook = _in_one_line
-    if _RANK not in os.environ:
+    orders = Orders.of_this_process()
+    if _RANK not in os.environ and orders is None:
         return _one_more(os.environ[_JOB], url)
     advice = f"use kvps run, which sets it, or unset {_RANK} to run alone"
     if missing := [name for name in (_WORKERS, _JOB, _JOB_ID, _SETTINGS) if name not in os.environ]:
         raise InvalidSetting(f"{_RANK} is set, and {', '.join(missing)} not: {advice}")
     try:
-        rank, workers = int(os.environ[_RANK]), int(os.environ[_WORKERS])
+        workers = int(os.environ[_WORKERS])
+        rank = workers if orders else int(os.environ[_RANK])
         run = (os.environ[_JOB], os.environ[_JOB_ID])
         settings = json.loads(os.environ[_SETTINGS])
         if "optimizer" in settings:
@@ -81,6 +97,8 @@ def from_env() -> RunContext:
     except (LookupError, TypeError, ValueError) as error:
         names = f"{_RANK}, {_WORKERS} and {_SETTINGS}"
         raise InvalidSetting(f"{names} are not as kvps run sets them ({error}): {advice}") from None
+    if orders:
+        return EvaluatorContext(rank, workers, settings, url, run, NAME)
     return RunContext(rank, workers, settings, url, run)
 
 
@@ -169,6 +187,30 @@ class RunContext:
         self._made = True
         return job
 
+    @property
+    def is_evaluator(self) -> bool:
+        """Whether this process evaluates the versions that the workers make, and is no worker."""
+        return False
+
+    def evaluates(self, job: Job) -> Callable[[Evaluate], Evaluate]:
+        """Decorate the function that evaluates a version: it gets name -> read-only array, and returns its figures, as
+        in ``{"loss": 0.12}``. Put it behind create_job(), and before join().
+
+        In a worker this changes nothing. In the evaluator of ``kvps run --eval-every N`` it calls the function with
+        each N-th version, reports what it returns, and after the job's last version ends the process.
+        """
+        return lambda evaluate: evaluate
+
+    def versions(self) -> Iterator[tuple[int, dict[str, Array]]]:
+        """In the evaluator of a run, yield its versions with their weights as `Job.versions` does, after the last one
+        that was evaluated. Raises WrongOrder in a worker."""
+        raise WrongOrder("this process is a worker: kvps run --evaluator starts the script that evaluates its versions")
+
+    def report(self, version: int, figures: Mapping[str, float]) -> Evaluation:
+        """In the evaluator of a run, report the figures of the version that `versions` has yielded last, as
+        `Job.report` does, and keep it with --keep-best if it is the best so far. Raises WrongOrder in a worker."""
+        raise WrongOrder("this process is a worker: it reports figures with job.report()")
+
     def _contradiction(self, name: str, here: Any, given: Any) -> str:
         if self._run is None:
             return f"this script asks for {here} workers and runs alone: kvps run -w {here} -- python {sys.argv[0]}"
@@ -191,6 +233,48 @@ class RunContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class EvaluatorContext(RunContext):
+    """The evaluator of a run, as `from_env` returns it there. `rank` is that of no worker."""
+
+    @property
+    def is_evaluator(self) -> bool:
+        return True
+
+    def create_job(self, params: Mapping[str, Any], **settings: Unpack[JobSettings]) -> Job:
+        """Return the job of the run as soon as a worker has made it."""
+        return self.job
+
+    @cached_property
+    def job(self) -> Job:
+        """The job of the run, as soon as a worker has made it."""
+        self._owner.check()
+        assert self._store
+        assert self._run
+        job = _awaited(self._store, self._run[0])
+        if job.id != self._run[1]:
+            raise JobExists(f"another run has just made a job {job.name!r}, and this one evaluates its own")
+        return job
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        orders = Orders.of_this_process()
+        assert orders
+        return Evaluator(self.job, orders)
+
+    def evaluates(self, job: Job) -> Callable[[Evaluate], Evaluate]:
+        def run(evaluate: Evaluate) -> Evaluate:
+            self._evaluator.run(evaluate)
+            raise SystemExit(0)
+
+        return run
+
+    def versions(self) -> Iterator[tuple[int, dict[str, Array]]]:
+        return self._evaluator.versions()
+
+    def report(self, version: int, figures: Mapping[str, float]) -> Evaluation:
+        return self._evaluator.report(version, figures)
 
 
 def _awaited(store: Store, name: str) -> Job:

@@ -35,7 +35,8 @@ MOST_TEXT = 1024
 """The most characters of a text, where no other bound is given."""
 MOST_JSON = 64 << 20
 """The most characters of a text in JSON."""
-_LATEST_MS = 253_370_764_800_000  # the year 9999: a program may give an entry any time, and calendars end there
+LATEST_MS = 253_370_764_800_000
+"""The year 9999: a program may give an entry any time, and calendars end there."""
 _FILE_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9_.:=-]{1,255}", re.ASCII)
 _is_word = WORD.fullmatch
 _WHOLE = re.compile(r"-?[0-9]{1,16}", re.ASCII)
@@ -73,7 +74,7 @@ def entry_ms(id: str, fields: Mapping[str, object]) -> int:
     It is a field: an id is no time where the server's clock was set back, as ids never go back. Entries of earlier
     versions of kvps have no other time than their id.
     """
-    return whole(fields.get("at_ms", id.partition("-")[0]), f"the time of entry {id}", 0, _LATEST_MS)
+    return whole(fields.get("at_ms", id.partition("-")[0]), f"the time of entry {id}", 0, LATEST_MS)
 
 
 def number(value: object, where: str, finite: bool = True) -> float:

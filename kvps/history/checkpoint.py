@@ -163,23 +163,7 @@ class Checkpoint:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a file beside `path`, sync it and rename it. Raises KvpsError, and then leaves `path` as it was."""
-        path = Path(path)
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            open(aside, "xb", opener=private).close()  # save_file would make it with the mode that the umask leaves
-            save_file(self._tensors(), aside, self._metadata())
-            with aside.open("r+b") as file:
-                at, _, digest = _digests(file)
-                file.seek(at)
-                file.write(digest)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-            sync_directory(path.parent)
-        except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                aside.unlink()
-            raise KvpsError(f"could not write checkpoint {path}: {getattr(error, 'strerror', '') or error}") from None
+        write_tensors("checkpoint", Path(path), self._tensors(), self._metadata())
 
     def _tensors(self) -> dict[str, Array]:
         tensors: dict[str, Array] = dict(self.layout.views(self.weights))
@@ -191,7 +175,6 @@ class Checkpoint:
     def _metadata(self) -> dict[str, str]:
         return {
             "kvps": _FORMAT,
-            "digest": _UNKNOWN,
             "job": self.job,
             "id": self.id,
             "version": str(self.version),
@@ -243,6 +226,27 @@ class Checkpoint:
                 )
         except (SafetensorError, OSError) as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None
+
+
+def write_tensors(what: str, path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    """Write a file of safetensors beside `path`, with the digest of its bytes in its metadata, sync it and rename it.
+    `what` it is says the message of the KvpsError that it raises; then `path` is as it was."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        open(aside, "xb", opener=private).close()  # save_file would make it with the mode that the umask leaves
+        save_file(dict(tensors), aside, {**metadata, "digest": _UNKNOWN})
+        with aside.open("r+b") as file:
+            at, _, digest = _digests(file)
+            file.seek(at)
+            file.write(digest)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        sync_directory(path.parent)
+    except (OSError, SafetensorError) as error:
+        with suppress(OSError):
+            aside.unlink()
+        raise KvpsError(f"could not write {what} {path}: {getattr(error, 'strerror', '') or error}") from None
 
 
 def _counts(f: Fields, what: str) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from kvps.connection.client import Client
 from kvps.errors import CorruptData, InvalidSetting
+from kvps.history.evaluations import Evaluation
 from kvps.parsing import Fields, entry_ms
 from kvps.protocol.job_state import Commit, Entry
 from kvps.protocol.keys import JobKeys
@@ -149,5 +150,6 @@ _FACTS: dict[str, Any] = {
     "recover": lambda f, _: {"version": f.whole("version"), "lost": f.whole("lost")},
     "take": lambda f, fields: {"shard": f.whole("shard"), **_lease(f, fields)},
     "release": _lease,
+    "evaluate": lambda f, fields: Evaluation.of(fields, 0, "an evaluation in the log").facts,
     "scale": lambda f, _: {"workers": f.whole("workers"), "before": f.whole("before")},
 }

@@ -6,6 +6,7 @@ environment. So a process knows whether it is one of them.
 KVPS_LAUNCHER   the command that started this process, as JSON: its name, the identity of its process, and how many
                 workers it may start
 KVPS_RANK       of a copy of a script: its number, from 0
+KVPS_EVALUATES  of the process that evaluates versions, and is no worker: what it is to do, see kvps.evaluator
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from kvps.machine import process
 from kvps.parsing import Fields
 
-VARIABLE, RANK = "KVPS_LAUNCHER", "KVPS_RANK"
+VARIABLE, RANK, EVALUATES = "KVPS_LAUNCHER", "KVPS_RANK", "KVPS_EVALUATES"
 _MOST_WORKERS = 4_096
 
 
@@ -71,6 +72,11 @@ def own() -> str:
 def own_most() -> int:
     """Return how many workers the command that launched this process may start; 0 if no such command did."""
     return Launcher.of(own()).most if own() else 0
+
+
+def evaluates() -> bool:
+    """Whether this process is the one that evaluates versions beside the workers that the same command launched."""
+    return bool(own() and os.environ.get(EVALUATES))
 
 
 def own_worker() -> str:

@@ -55,13 +55,14 @@ class Role:
 
 
 _READER = Role(scripts=("pin",), writes=("pin", "never"))
+_EVALUATOR = Role(scripts=("pin", "report"), writes=("pin", "commits", "evaluation", "never"))
 _WORKER = Role(
-    scripts=("join", "push", "heartbeat", "leave", "next_unit", "reserve", "pin", "sync"),
+    scripts=("join", "push", "heartbeat", "leave", "next_unit", "reserve", "pin", "report", "sync"),
     commands=("SET", "UNLINK", "WAIT"),
     writes=(
         *("version", "config", "clock", "workers", "skip", "ranks", "rounds", "pushed", "draining", "finished"),
         *("turns", "free_units", "taken_units", "heartbeat", "inbox", "units", "plan", "commits", "pin", "sync"),
-        *("never", "trace:*", "activity"),
+        *("never", "trace:*", "activity", "evaluation"),
     ),
     bytes=("g", "r"),
 )
@@ -78,6 +79,7 @@ ROLES = {
     "worker": _WORKER,
     "reader": _READER,
     "aggregator": _AGGREGATOR,
+    "evaluator": _EVALUATOR,
     "submitter": Role(
         scripts=("create", "sync"),
         commands=("SET", "UNLINK", "WAIT", "CLUSTER|NODES"),

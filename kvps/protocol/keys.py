@@ -85,8 +85,11 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:norms                       stream  norm.lua            capped: the plan whose sums are all there; wakes
                                                                        the aggregators that wait for them
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest that are staged for it
-    kvps:{job}:commits                     stream  ready.lua (commit), the commit log, with joins and leaves; wakes
-                                                   join, leave, evict  aggregators and watchers
+    kvps:{job}:commits                     stream  ready.lua (commit), the commit log, with joins, leaves and
+                                                   join, leave, evict, evaluations; wakes aggregators and watchers
+                                                   report.lua
+    kvps:{job}:evaluation                  hash    report.lua          the newest evaluation: version, figures (JSON),
+                                                                       by, at_ms, nonce (of the call)
     kvps:{job}:copies                      string  kvps up, run,       how many workers the command that launched the
                                                    scale               job keeps, if that may change; expires
     kvps:{job}:pin                         string  pin.lua             JSON: the version of a slow reader; expires
@@ -246,6 +249,7 @@ class JobKeys:
     activity = _Control()
     aggregators = _Control()
     copies = _Control()
+    evaluation = _Control()
 
     def lease(self, shard: int) -> str:
         return self._control(f"lease:{shard}")

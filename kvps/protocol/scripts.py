@@ -406,6 +406,17 @@ class JobScripts:
         """Append entries, "field value field value ...", to the trace of a shard."""
         self._run("trace", shard=shard, entries=entries)
 
+    def report(self, version: int, figures: str, by: str, nonce: str) -> int:
+        """Note an evaluation of a version, whose `figures` are JSON; return its time, in ms since 1970. Raises
+        UsageError for a version that the job has not made."""
+        values: dict[str, Any] = {"version": version, "figures": figures, "by": by, "nonce": nonce}
+        match self._run("report", version_key=self._keys.version, **values):
+            case ["OK", at_ms]:
+                return whole(at_ms, "the time of an evaluation")
+            case ["AHEAD", present]:
+                raise UsageError(f"job {self._keys.job!r} has no version {version:,} yet: its newest is {present}")
+        raise damaged(self._keys.evaluation)
+
     def trim(self, history: str, entry: str, version: int) -> int:
         """Delete the log before `entry`, the commit of `version`. Return how many entries; none in another history."""
         reply = self._run("trim", history=history, entry=entry, version=version)

@@ -48,6 +48,7 @@ QUEUE = ["LRANGE rq:queue:kvps 0 -1", "DEL rq:job:x"]
 LOAD = ["SCRIPT LOAD return(1)"]
 TABLE = {
     "reader": (READ, WRITE_WEIGHTS + WRITE_CONTROL + LIST + QUEUE + LOAD),
+    "evaluator": ([*READ, "HSET {control}evaluation x 1"], WRITE_WEIGHTS + WRITE_CONTROL + LIST + QUEUE + LOAD),
     "worker": ([*READ, "SET {bytes}g:w0.x:1:0 1"], WRITE_WEIGHTS + LIST + QUEUE + LOAD),
     "aggregator": (READ + WRITE_WEIGHTS + LOAD, LIST + QUEUE),
     "host": (READ + QUEUE + LOAD, WRITE_WEIGHTS + LIST),
@@ -159,6 +160,10 @@ def test_a_run_with_every_process_under_its_own_role(store: Store, under: Users)
     if store.client.redis_version() >= acl.READ_ONLY_KEYS:
         assert reader.access.reader.held(1).version == 6
         assert store.client.call("EXISTS", reader.access.keys.pin)
+        evaluator = under("evaluator").job("mine")
+        assert [(evaluator.report(version, {"n": 1}).version, version) for version, _ in evaluator.versions()] == [
+            (6, 6)
+        ]
     under("operator").remove_job("mine")
     assert store.jobs() == ["plain"]
 

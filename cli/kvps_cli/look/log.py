@@ -12,6 +12,7 @@ import typer
 from kvps_monitor.loggers.targets import Target
 
 from kvps.errors import InvalidSetting, KvpsError, counted, printable
+from kvps.history.evaluations import figures_text
 from kvps.history.events import Event, EventLog
 from kvps.job import Job
 from kvps_cli import connect, options, training_log
@@ -47,7 +48,8 @@ def log(
     redis: options.Redis = None,
 ) -> None:
     """Show what has happened to a job: workers that joined, left or were evicted, each version with its contributions,
-    what was rejected, units that were handed out a second time, and which aggregator took over which shard.
+    what was rejected, evaluations, units that were handed out a second time, and which aggregator took over which
+    shard.
 
     Times are the server's, shown in this machine's time zone. Redis has the newest part of the log (--log-keep of
     kvps aggregator start).
@@ -121,5 +123,6 @@ _WORDS: dict[str, Callable[[Facts], str]] = {
     "recover": lambda f: f"version {f['version']:,}: the server has lost {counted(f['lost'], 'version')}",
     "take": lambda f: f"shard {f['shard']} by {f['holder']} (term {f['term']:,})",
     "release": lambda f: f"by {f['holder']} (term {f['term']:,})",
+    "evaluate": lambda f: f"version {f['version']:,}: {figures_text(f['figures'])}, by {f['by']}",
     "scale": lambda f: f"from {f['before']:,} to {counted(f['workers'], 'worker')}",
 }

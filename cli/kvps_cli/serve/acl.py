@@ -16,6 +16,7 @@ from kvps_cli import connect, options
 from kvps_cli.output import say
 
 _OLD = {
+    "evaluator": "this user may write every key of the job, its weights too",
     "worker": "this user may write every key of the job, its weights too",
     "host": "this user may write every key of the job, its weights too",
     "reader": "this user may run no script, so a read that is slower than the commits cannot keep its version",

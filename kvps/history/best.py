@@ -1,0 +1,74 @@
+"""The weights of a job's best version so far, in a file of safetensors that any program loads.
+
+    DIR/best/<job>.<id>.safetensors    name -> float32 array; its metadata has job, id, version, by, figures and digest
+
+It is no checkpoint: the optimizer's state of a version is gone when its evaluation is known. It lies in a folder of its
+own, so that no command takes it for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from kvps.arrays.layout import Array
+from kvps.errors import CorruptData, KvpsError, UsageError
+from kvps.history.checkpoint import SUFFIX, write_tensors
+from kvps.history.evaluations import Evaluation, Wanted, figures_json
+from kvps.machine.files import make_directory
+from kvps.parsing import Fields, file_name
+
+FOLDER = "best"
+
+
+def best_file(directory: Path, job: str, id: str) -> Path:
+    """Return where the best version of a job lies."""
+    return directory / FOLDER / file_name(f"{job}.{id}{SUFFIX}", "the name of the file of the best version")
+
+
+class Best:
+    """The best version of one job. `evaluation` is that of the file, None before there is one."""
+
+    def __init__(self, directory: Path, wanted: Wanted, job: str, id: str) -> None:
+        """Go on from the file that an earlier process left. Raises UsageError if it is no file of this job."""
+        self.path = best_file(directory, job, id)
+        self.evaluation = best_of(self.path)
+        self._wanted, self._job, self._id = wanted, job, id
+
+    def offer(self, evaluation: Evaluation, weights: Mapping[str, Array]) -> bool:
+        """Write these weights if they are the best so far; return whether they are. Of equals the first one stays.
+        Raises InvalidSetting if the figure is not there, KvpsError."""
+        best = self.evaluation and self.evaluation.figures.get(self._wanted.name)
+        if not self._wanted.better(self._wanted.of(evaluation.figures), best):
+            return False
+        try:
+            make_directory(self.path.parent)
+        except OSError as error:
+            raise KvpsError(f"{self.path.parent}: {error.strerror}") from None
+        facts = {
+            "format": "pt",  # what libraries that load models of PyTorch ask for
+            "job": self._job,
+            "id": self._id,
+            "version": str(evaluation.version),
+            "figures": figures_json(evaluation.figures),
+            "by": evaluation.by,
+            "at_ms": str(evaluation.at_ms),
+            "best": str(self._wanted),
+        }
+        write_tensors("the best version", self.path, dict(weights), facts)
+        self.evaluation = evaluation
+        return True
+
+
+def best_of(path: Path) -> Evaluation | None:
+    """Return the evaluation of the version that a file has; None without a file. Raises UsageError for another file."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "numpy") as file:
+            facts = Fields(file.metadata(), str(path)).as_dict()
+        return Evaluation.stored(facts)
+    except (SafetensorError, OSError, CorruptData) as error:
+        raise UsageError(f"{path} is no best version that kvps has kept ({error}): move it away") from None
