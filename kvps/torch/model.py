@@ -92,13 +92,13 @@ class JobBuffers:
     """
 
     def __init__(self, model: torch.nn.Module, names: Mapping[str, str]) -> None:
-        self._model = model
+        self.model = model
         self._names = names
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name -> the model's own tensor. Raises LayoutMismatch for one that the model has no more."""
-        present = named_buffers(self._model, each_name=True) if self._names else {}
+        present = named_buffers(self.model, each_name=True) if self._names else {}
         for name in self._names.values():
             if name not in present:
                 raise LayoutMismatch(f"the model no longer has the buffer {name!r}, which is in its job: put it back")

@@ -24,6 +24,7 @@ from kvps.torch.group import GroupSession, join_as_group
 from kvps.torch.loading import trains_here
 from kvps.torch.local_steps import LocalSteps
 from kvps.torch.model import JobBuffers, Parameters, fill, fitting
+from kvps.torch.watch import ModelWatch
 
 log = logging.getLogger("kvps.session")
 
@@ -128,6 +129,7 @@ class TorchSession:
         self.session = session
         self._params = params
         self._buffers = buffers
+        self._watch = ModelWatch(buffers.model, params)
         self._local = local
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # sent during backward, with its count of writes then
         self._overlap = overlap
@@ -177,8 +179,10 @@ class TorchSession:
     def pull(self) -> None:
         """Begin a round as soon as the bound admits it: copy the newest weights into the model, clear its gradients.
 
-        Between local steps, only clear the gradients. Raises WorkerEvicted, JobNotFound, ServerLost.
+        Between local steps, only clear the gradients. Raises LayoutMismatch if the model no longer trains what it did
+        when this worker joined; then nothing has changed. Raises WorkerEvicted, JobNotFound, ServerLost.
         """
+        self._watch.check()
         if self._local:
             self._pull_to(self._local)
         else:
@@ -214,6 +218,7 @@ class TorchSession:
         weights, and a call that repeats its push takes no other. Return the clock so far.
         """
         self._owner.check()
+        self._watch.check()
         if weight is not None:
             if isinstance(self.session, GroupSession):
                 raise InvalidSetting("weight is not for a group, whose members count alike: leave it out")
