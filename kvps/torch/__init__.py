@@ -24,9 +24,10 @@ except ModuleNotFoundError as error:
     raise ImportError(f"kvps.torch needs PyTorch, which is not installed: {_install('torch')}") from None
 
 from kvps.torch.batches import Batches
+from kvps.torch.distributed import Optimizer
 from kvps.torch.loading import Loaded, load
 from kvps.torch.model import parameters
 from kvps.torch.optimizer import optimizer
 from kvps.torch.session import TorchSession, join
 
-__all__ = ["Batches", "Loaded", "TorchSession", "join", "load", "optimizer", "parameters"]
+__all__ = ["Batches", "Loaded", "Optimizer", "TorchSession", "join", "load", "optimizer", "parameters"]

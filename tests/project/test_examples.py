@@ -164,12 +164,11 @@ def test_the_lag_of_the_modes_page(server: None, capsys: pytest.CaptureFixture[s
 
 
 def test_the_loops_of_the_torch_page_and_the_readme(server: None) -> None:
-    create, loop, ranks, recipe, _, _, scheduled = python_in("docs/torch.md")
-    _, readmes, _ = python_in("README.md")
+    _, create, loop, ranks, recipe, _, _, scheduled = python_in("docs/torch.md")
     exec(create, names := {})
     batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
     names |= {"batches": batches, "loss_of": torch.nn.functional.cross_entropy}
-    _train_both(names, loop, readmes)
+    _train_both(names, loop, loop)
     assert names["job"].state().units_done == 3 * 16
     by_rank = ranks[ranks.index("with ") :]
     exec(ranks.removesuffix(by_rank), names)
@@ -184,6 +183,23 @@ def test_the_loops_of_the_torch_page_and_the_readme(server: None) -> None:
     exec(scheduled, names)
     assert names["optimizer"].lr_at(50) == 0.05
     names["store"].close()
+
+
+def test_the_optimizer_of_the_torch_page_and_the_readme(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, *_ = python_in("docs/torch.md")
+    (tmp_path / "train.py").write_text(script)
+    done = kvps_run("run", "-w", "2", "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    loss, versions = done.stdout.removeprefix("w0: loss ").split(", in ")
+    assert (float(loss) < 0.8, versions) == (True, "50 versions\n")
+    _, readmes, _ = python_in("README.md")
+    model = torch.nn.Linear(20, 5)
+    batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
+    names = {"model": model, "sgd": torch.optim.SGD(model.parameters(), lr=0.5), "batches": batches}
+    exec(readmes, names | {"kvps": kvps, "loss_of": torch.nn.functional.cross_entropy})
+    assert torch.nn.functional.cross_entropy(model(batches[0][0]), batches[0][1]) < 1.0  # ln 5 at first
 
 
 def _train_both(names: dict[str, Any], first: str, second: str) -> None:

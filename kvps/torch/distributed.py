@@ -1,0 +1,319 @@
+"""An optimizer of torch.optim whose steps a job takes: for loops that PyTorch users and their libraries have already.
+
+    optimizer = kvps.torch.Optimizer(adamw, model)
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss_of(model(x), y).backward()
+        optimizer.step()  # pushes the gradients, and pulls the next weights into the model
+
+It holds a `TorchSession` that has always pulled: so whoever evaluates, clips or clears gradients between two steps sees
+the weights that the next gradient is computed on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Unpack, cast
+
+import torch
+import torch.distributed as dist
+from torch.optim.lr_scheduler import LRScheduler
+
+from kvps import launch, optim
+from kvps.config import JobSettings
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.job import Job
+from kvps.machine.fork import ProcessOwner
+from kvps.optim.schedules import Schedule
+from kvps.torch.model import parameters, trained
+from kvps.torch.optimizer import optimizer as translated
+from kvps.torch.session import TorchSession, join
+
+log = logging.getLogger("kvps.session")
+_STATE = "kvps"
+_OF_SCHEDULE = ("every", "steps", "clip_norm")
+_OF_JOIN = ("worker", "overlap", "takeover", "prefetch", "group")
+
+
+class Options(JobSettings, total=False):
+    """The other keywords of `Optimizer`: those of `kvps.torch.optimizer`, `parameters` and `join`, and a job's."""
+
+    every: int
+    steps: int | None
+    clip_norm: float
+    buffers: str
+    worker: str | None
+    overlap: bool
+    takeover: bool
+    prefetch: bool
+    group: dist.ProcessGroup | None
+
+
+class Optimizer(torch.optim.Optimizer):
+    """An optimizer of torch.optim that trains `model` together with the other workers of a job. Each step pushes the
+    gradients, waits as the job's bound asks, and fills the model with the next weights. Gradients stay until
+    `zero_grad`. It belongs to the thread that made it; in a fork it does nothing.
+
+    worker   the worker: its `session`, `batches(dataset)`, `leave`
+    job      the job
+    rank     the worker's number in the job, from 0
+    workers  the number of workers for which the job waits
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        /,
+        scheduler: LRScheduler | None = None,
+        job: Job | None = None,
+        inner: torch.optim.Optimizer | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """Join a job that steps as `optimizer` would, which is not stepped any more, and fill the model with its
+        weights.
+
+        Under `kvps run` that is the job of the run: its rank 0 creates it, with the settings in `options` (those of
+        `Store.create_job`). Without `kvps run` this process is the only worker of a job of its own. With `job` it joins
+        that one, whose optimizer must be the same. `scheduler`, made for `optimizer`, is translated with it; the loop
+        may go on calling its step(). `every`, `steps` and `clip_norm` are as for `kvps.torch.optimizer`, `buffers` as
+        for `kvps.torch.parameters`, `inner` (whose number of steps is the job's `local_steps`), `worker`, `overlap`,
+        `takeover`, `prefetch` and `group` as for `kvps.torch.join`. Raises what these raise, and InvalidSetting.
+        """
+        given = cast(dict[str, Any], dict(options))
+        if "optimizer" in given:
+            raise InvalidSetting("leave out optimizer=: it comes first, and the job's is made from it")
+        how = {name: given.pop(name) for name in _OF_SCHEDULE if name in given}
+        joins = {name: given.pop(name) for name in _OF_JOIN if name in given}
+        rule = translated(model, optimizer, scheduler, **how)
+        self._owner = ProcessOwner("the optimizer of a worker")
+        self._torch, self._scheduler, self._closed = optimizer, scheduler, False
+        self._run = launch.from_env() if job is None else None
+        try:
+            if job:
+                self.job = _checked(job, rule, given)
+            elif self._run:
+                start = parameters(model, given.pop("buffers", "own"))
+                self.job = self._run.create_job(start, **given, optimizer=rule)
+                joins.setdefault("worker", self._run.id)
+            self.worker: TorchSession = join(self.job, model, inner=inner, **joins)
+        except BaseException:
+            if self._run:
+                self._run.close()
+            raise
+        atexit.register(self._at_exit, getattr(sys, "last_value", None))
+        try:
+            super().__init__(optimizer.param_groups, dict(optimizer.defaults))
+            self._steps_before = 0
+            self._rates = _Rates(self, model, scheduler)
+            self._pull()
+        except BaseException:
+            self.close(finished=False)
+            raise
+
+    @property
+    def rank(self) -> int:
+        return self.worker.session.rank
+
+    @property
+    def workers(self) -> int:
+        return self.job.config.workers
+
+    @property
+    def steps(self) -> int:
+        """How many steps this worker has taken; with `load_state_dict`, also those before."""
+        return self._steps_before + self.worker.steps
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        loss: float | torch.Tensor | None = None,
+        weight: int | None = None,
+    ) -> Any:
+        """Push the gradients, and fill the model with the weights of the next round as soon as the bound admits it.
+
+        `closure` computes the gradients and returns the loss, which is returned. In a job that hands out units, the
+        next weights come with the next unit, as from `worker.batches`. `loss` and `weight` are as for
+        `TorchSession.step`. Raises InvalidSetting for a learning rate that somebody has set in `param_groups`, and what
+        `TorchSession.step` and `pull` raise.
+        """
+        self._rates.check()
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = result = closure()
+        self.worker.step(loss, weight)
+        if not self.job.config.units:
+            self._pull()
+        self._rates.show()
+        return result
+
+    def _pull(self) -> None:
+        """Fill the model with the next weights; gradients stay as they are, as after a step of PyTorch."""
+        grads = [(p, p.grad) for group in self.param_groups for p in group["params"]]
+        if not self.job.config.units:
+            self.worker.pull()
+        for parameter, _ in grads:
+            parameter.grad = None
+        if self._scheduler:  # which warns unless its optimizer steps: without gradients that changes nothing
+            self._torch.step()
+        for parameter, grad in grads:
+            parameter.grad = grad
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises InvalidSetting once the job is there, which has the parameters that it began with."""
+        if hasattr(self, "_rates"):
+            raise InvalidSetting(
+                "a job trains the parameters that it began with: give the optimizer all its groups before, or begin "
+                "another job"
+            )
+        super().add_param_group(param_group)
+
+    # -- saved and resumed -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a script needs to go on: the parameter groups, and under "kvps" the job, the worker's clock and
+        how many steps it has taken. Momentum and moments are in the job: `kvps checkpoint save` saves them."""
+        session = self.worker.session
+        own = {"job": self.job.name, "id": self.job.id, "clock": session.clock, "steps": self.steps}
+        return super().state_dict() | {_STATE: own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where `state_dict` was: fill the model with the job's weights, and count steps from there.
+
+        The job must have come as far: it is the same, or one restored from a checkpoint of then. Raises InvalidSetting
+        if it has not, ValueError for other groups of parameters. If the same job has gone on, a line is logged.
+        """
+        own = state_dict.get(_STATE)
+        if not isinstance(own, dict) or not {"job", "id", "clock", "steps"} <= own.keys():
+            raise InvalidSetting(
+                "this is not the state of a kvps.torch.Optimizer: a job begins with momentum and moments at zero, so "
+                "leave it out, or go on from a checkpoint of the job"
+            )
+        self._check_as_far(own)
+        super().load_state_dict(state_dict)
+        for group, loaded in zip(self._torch.param_groups, self.param_groups, strict=True):
+            group.update(loaded)  # a scheduler knows these
+        self.param_groups = self._torch.param_groups
+        self._steps_before = own["steps"] - self.worker.steps
+        self._pull()  # a library has just loaded a checkpoint of its own into the model
+        self._rates.show()
+
+    def _check_as_far(self, own: dict[str, Any]) -> None:
+        then, now = own["clock"], self.worker.session.clock
+        if then == now:
+            return
+        if own["id"] != self.job.id or then > now:
+            raise InvalidSetting(
+                f"this state is of job {own['job']!r} at clock {then}, and in job {self.job.name!r} this worker is at "
+                f"clock {now}: restore a checkpoint of then (kvps checkpoint restore), or begin without this state"
+            )
+        log.warning(
+            "worker %s: the job has gone on since this state was saved, from %d to %d of its pushes: go on with batch "
+            "%d, or batches count twice",
+            self.worker.session.worker,
+            then,
+            now,
+            now,
+        )
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def close(self, finished: bool = True) -> None:
+        """Leave the job, as `TorchSession.leave` does; a job of this process alone ends. Does nothing in a fork, and
+        the second time. Without it the worker leaves when the interpreter ends: finished, unless by an exception."""
+        if self._begin_close():
+            try:
+                self.worker.leave(finished)
+            finally:
+                self._end_run()
+
+    def _begin_close(self) -> bool:
+        """Return whether this call is the one that closes."""
+        if self._closed or not self._owner.is_here:
+            return False
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        return True
+
+    def _end_run(self) -> None:
+        if self._run:
+            self._run.close()
+
+    def _at_exit(self, earlier: BaseException | None) -> None:
+        """Leave. The interpreter has the exception that ends it in sys.last_value; before, an `earlier` one."""
+        error = getattr(sys, "last_value", None)
+        try:
+            self.close(finished=error is None or error is earlier)
+        except KvpsError as failed:
+            log.warning("%s", failed)
+
+    def __enter__(self) -> Optimizer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._begin_close():
+            try:
+                self.worker.__exit__(kind, error, trace)
+            finally:
+                self._end_run()
+
+
+def _checked(job: Job, rule: optim.Optimizer, settings: dict[str, Any]) -> Job:
+    """Return a job that was made elsewhere. Raises InvalidSetting if it steps by another rule, or for `settings`."""
+    if settings:
+        raise InvalidSetting(f"job {job.name!r} has its settings already: leave out {', '.join(settings)}")
+    if job.config.optimizer != rule:
+        raise InvalidSetting(
+            f"job {job.name!r} steps by {job.config.optimizer}, and this optimizer is {rule}: give the optimizer, and "
+            f"the scheduler, with which the job was made"
+        )
+    return job
+
+
+class _Rates:
+    """The learning rates in an optimizer's `param_groups`: those of the last step of the job that this worker saw, as
+    PyTorch has them there after a step. `scheduler` may write there, because the job's schedule is its own."""
+
+    def __init__(self, optimizer: Optimizer, model: torch.nn.Module, scheduler: LRScheduler | None) -> None:
+        names = {id(p): name for name, p in trained(model).items()}
+        rules = dict(zip(names.values(), optimizer.job.config.optimizer.of_each(list(names.values())), strict=True))
+        self._optimizer, self._scheduler = optimizer, scheduler
+        of_groups = [[rules[names[id(p)]] for p in g["params"] if id(p) in names] for g in optimizer.param_groups]
+        self._rules = [(number, group[0]) for number, group in enumerate(of_groups) if group]
+        self._scheduled = any(isinstance(rule.lr, Schedule) for _, rule in self._rules)
+        self._progress = self._now()
+        self._shown: dict[int, float] = {}
+        self.show()
+
+    def _now(self) -> float:
+        """Return how far the job's schedules have come."""
+        if not self._scheduled:
+            return 0.0
+        job, version = self._optimizer.job, self._optimizer.worker.session.version
+        return job.config.progress(version, sum(job.clock().values()))
+
+    def show(self) -> None:
+        """Put the rates of the step that the job has just taken into the groups."""
+        for group, rule in self._rules:
+            self._shown[group] = rule.lr_at(self._progress)
+            self._optimizer.param_groups[group]["lr"] = self._shown[group]
+        self._progress = self._now()
+
+    def check(self) -> None:
+        """Raise InvalidSetting for a rate that somebody else has put there."""
+        of_scheduler = [float(rate) for rate in self._scheduler.get_last_lr()] if self._scheduler else None
+        for group, shown in self._shown.items():
+            rate = float(self._optimizer.param_groups[group]["lr"])
+            if rate != shown and not (of_scheduler and rate == of_scheduler[group]):
+                raise InvalidSetting(
+                    f"the learning rate was set to {rate:g}, and the aggregator steps with {shown:g}: give the "
+                    f"scheduler too, made for the optimizer of PyTorch, as Optimizer(optimizer, model, scheduler)"
+                )

@@ -1,0 +1,338 @@
+"""kvps.torch.Optimizer: the loops that PyTorch users have, with its step in the place of their optimizer's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.arrays import assert_close, assert_same_bits
+from helpers.ddp import OPTIMIZERS, ROUNDS, batch, loss_of, net, weights_of
+from helpers.digits_job import run_workers
+from helpers.harness import aggregating, check_chain
+from helpers.paths import TESTS
+from torch import nn
+from torch.optim import lr_scheduler
+
+import kvps
+import kvps.torch
+from kvps.store import Store
+
+Make = Callable[[Any], torch.optim.Optimizer]
+Loop = Callable[[torch.optim.Optimizer, nn.Module, Callable[[int], tuple[torch.Tensor, torch.Tensor]]], None]
+
+
+def create(store: Store, make: Make = OPTIMIZERS["adam"], **settings: Any) -> kvps.Job:
+    model = net()
+    rule = kvps.torch.optimizer(model, make(model.parameters()))
+    settings = {"workers": 2, "transport": "redis", "worker_timeout_ms": 60_000} | settings
+    return store.create_job("job", kvps.torch.parameters(model), optimizer=rule, **settings)
+
+
+@pytest.fixture
+def alone(store: Store) -> Iterator[Callable[..., kvps.torch.Optimizer]]:
+    """Makes the optimizer of a worker that is the only one of its job; `settings` are the job's."""
+    with ExitStack() as stack:
+
+        def make(
+            optimizer: torch.optim.Optimizer,
+            model: nn.Module,
+            scheduler: Any = None,
+            inner: Any = None,
+            **settings: Any,
+        ) -> kvps.torch.Optimizer:
+            rule = kvps.torch.optimizer(model, optimizer, scheduler)
+            start = kvps.torch.parameters(model)
+            job = store.create_job("job", start, optimizer=rule, workers=1, transport="redis", **settings)
+            stack.enter_context(aggregating(job))
+            return stack.enter_context(kvps.torch.Optimizer(optimizer, model, scheduler, job, inner))
+
+        yield make
+
+
+def backward(model: nn.Module, rank: int, round_: int) -> torch.Tensor:
+    loss = loss_of(model, rank, round_)
+    loss.backward()
+    return loss
+
+
+# -- the loops of PyTorch ------------------------------------------------------------------------------------------
+
+
+def test_two_workers_end_as_the_mean_of_their_gradients_in_a_plain_loop(store: Store) -> None:
+    """No weight is apart by more than the roundings of 20 steps: the aggregator rounds each product, and a sum."""
+    job = create(store)
+
+    def run(number: int, ends: dict[int, dict[str, np.ndarray]]) -> None:
+        model = net()
+        adam = OPTIMIZERS["adam"](model.parameters())
+        with kvps.torch.Optimizer(adam, model, job=job, worker=f"w{number}") as optimizer:
+            assert isinstance(optimizer, torch.optim.Optimizer)
+            assert (optimizer.rank, optimizer.workers) == (number, 2)
+            for round_ in range(ROUNDS):
+                optimizer.zero_grad()
+                backward(model, number, round_)
+                optimizer.step()
+            ends[number] = weights_of(model)  # those of the last version, without another call
+
+    ends: dict[int, dict[str, np.ndarray]] = {}
+    run_workers(job, partial(run, 0, ends), partial(run, 1, ends))
+    assert check_chain(job) == ROUNDS
+    assert_same_bits(ends[0], ends[1])
+
+    models = [net(), net()]
+    adam = OPTIMIZERS["adam"](models[0].parameters())
+    for round_ in range(ROUNDS):
+        for rank, model in enumerate(models):
+            model.zero_grad()
+            backward(model, rank, round_)
+        for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            mine.grad = (mine.grad + other.grad) / 2
+        adam.step()
+        with torch.no_grad():
+            for mine, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+                other.copy_(mine)
+    assert_close(ends[0], weights_of(models[0]))
+
+
+def plain(optimizer: torch.optim.Optimizer, model: nn.Module, number: int) -> None:
+    optimizer.zero_grad()
+    backward(model, 0, number)
+    optimizer.step()
+
+
+def late_zero_grad(optimizer: torch.optim.Optimizer, model: nn.Module, number: int) -> None:
+    """As Lightning has it."""
+    loss = loss_of(model, 0, number)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def with_closure(optimizer: torch.optim.Optimizer, model: nn.Module, number: int) -> None:
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        return backward(model, 0, number)
+
+    with torch.no_grad():  # a closure has gradients all the same
+        assert isinstance(optimizer.step(closure), torch.Tensor)
+
+
+def accumulated(optimizer: torch.optim.Optimizer, model: nn.Module, number: int) -> None:
+    for part in range(2):
+        (loss_of(model, part, number) / 2).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+
+
+def never_cleared(optimizer: torch.optim.Optimizer, model: nn.Module, number: int) -> None:
+    """Gradients of earlier steps stay, as PyTorch leaves them."""
+    backward(model, 0, number)
+    optimizer.step()
+
+
+def scaled(optimizer: torch.optim.Optimizer, model: nn.Module, number: int) -> None:
+    """The first step of each scaler is left out, because its gradients are infinite."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(1e3 * loss_of(model, 0, number)).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update(2.0**8)
+
+
+@pytest.mark.parametrize("loop", [plain, late_zero_grad, with_closure, accumulated, never_cleared, scaled])
+def test_a_loop_ends_as_with_its_own_optimizer(alone: Any, loop: Any) -> None:
+    ends = []
+    for make in (alone, lambda optimizer, _: optimizer):
+        model = net()
+        optimizer = make(OPTIMIZERS["adam"](model.parameters()), model)
+        for number in range(5):
+            loop(optimizer, model, number)
+        ends.append(weights_of(model))
+    assert_close(*ends)
+
+
+def test_local_steps_are_of_the_inner_optimizer(alone: Any) -> None:
+    """An outer SGD with lr=1 goes where the inner steps have led."""
+    model, plain_model = net(), net()
+    outer = torch.optim.SGD(model.parameters(), lr=1.0)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = alone(outer, model, inner=inner, local_steps=3)
+    adamw = torch.optim.AdamW(plain_model.parameters(), lr=0.01)
+    for number in range(6):
+        plain(optimizer, model, number)
+        plain(adamw, plain_model, number)
+    assert (optimizer.worker.session.clock, optimizer.steps) == (2, 6)
+    assert_close(weights_of(model), weights_of(plain_model))
+
+
+def test_batches_are_units_of_the_job(alone: Any) -> None:
+    x, y = batch(0, 0)
+    dataset, model = torch.utils.data.TensorDataset(x, y), net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = alone(sgd, model, samples=16, batch_size=4, epochs=2, units_per_round=2)
+    for images, labels in optimizer.worker.batches(dataset):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step(loss=loss)
+    assert optimizer.steps == 8
+    assert kvps.torch.load(optimizer.job, model) == 4
+
+
+# -- learning rates ------------------------------------------------------------------------------------------------
+
+
+KINDS = [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Adam]
+KINDS += [torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adamax]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schedule_is_the_jobs_and_is_shown_in_the_groups(alone: Any, kind: Any) -> None:
+    """The loop steps the scheduler as before, also one that computes each rate from the last."""
+    ends, rates = [], []
+    for make in (alone, lambda optimizer, *_: optimizer):
+        model = net()
+        groups = [{"params": [model[0].weight]}, {"params": [*model[1:].parameters()], "lr": 0.02}]
+        of_torch = kind(groups, lr=0.01)
+        scheduler = lr_scheduler.StepLR(of_torch, step_size=2, gamma=0.5)
+        optimizer = make(of_torch, model, scheduler)
+        seen = []
+        for number in range(5):
+            plain(optimizer, model, number)
+            seen.append([group["lr"] for group in optimizer.param_groups])
+            scheduler.step()
+            seen.append([*scheduler.get_last_lr()])
+        rates.append(seen)
+        ends.append(weights_of(model))
+    assert rates[0] == rates[1]
+    assert_close(*ends)
+
+
+def test_a_rate_that_nobody_would_use_is_refused(alone: Any) -> None:
+    model = net()
+    optimizer = alone(OPTIMIZERS["adam"](model.parameters()), model)
+    lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)  # it changes nothing
+    plain(optimizer, model, 0)
+    lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    backward(model, 0, 1)
+    with pytest.raises(kvps.InvalidSetting, match=r"set to 0.005, and the aggregator steps with 0.01: give the sched"):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.01
+    optimizer.step()
+    assert optimizer.steps == 2
+
+
+# -- what is refused, saved and left -------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_the_job_is_refused(store: Store) -> None:
+    job, model = create(store), net()
+    adam = OPTIMIZERS["adam"](model.parameters())
+    with pytest.raises(kvps.InvalidSetting, match="job 'job' has its settings already: leave out staleness, buffers"):
+        kvps.torch.Optimizer(adam, model, job=job, staleness=1, buffers="rank0")
+    with pytest.raises(kvps.InvalidSetting, match="and this optimizer is sgd"):
+        kvps.torch.Optimizer(OPTIMIZERS["sgd"](model.parameters()), model, job=job)
+    with pytest.raises(kvps.InvalidSetting, match="leave out optimizer=: it comes first"):
+        kvps.torch.Optimizer(adam, model, optimizer=kvps.SGD(lr=0.1))
+    assert job.clock() == {}
+    with aggregating(job), kvps.torch.Optimizer(adam, model, job=job) as optimizer:
+        with pytest.raises(kvps.InvalidSetting, match="a job trains the parameters that it began with"):
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        with pytest.raises(kvps.WrongOrder, match="no parameter has a gradient"):
+            optimizer.step()
+
+
+def test_a_state_goes_on_where_the_job_is(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    job = create(store, workers=1)
+    with aggregating(job):
+        model = net()
+        optimizer = kvps.torch.Optimizer(OPTIMIZERS["adam"](model.parameters()), model, job=job)
+        for number in range(3):
+            plain(optimizer, model, number)
+        saved = optimizer.state_dict()
+        assert saved["kvps"] == {"job": "job", "id": job.id, "clock": 3, "steps": 3}
+        at_3 = weights_of(model)
+        optimizer.close(finished=False)
+        optimizer.close()
+
+        again = net()
+        adam = OPTIMIZERS["adam"](again.parameters())
+        resumed = kvps.torch.Optimizer(adam, again, job=job)
+        with pytest.raises(kvps.InvalidSetting, match=r"not the state of a kvps.torch.Optimizer"):
+            resumed.load_state_dict(adam.state_dict())
+        with torch.no_grad():
+            again[0].weight.zero_()  # as a library that loads its own checkpoint before
+        resumed.load_state_dict(saved)
+        assert_same_bits(weights_of(again), at_3)
+        assert (resumed.steps, resumed.worker.session.clock) == (3, 3)
+        plain(resumed, again, 3)
+        assert resumed.steps == 4
+        assert not caplog.records
+        resumed.load_state_dict(saved)
+        assert "the job has gone on since this state was saved, from 3 to 4 of its pushes" in caplog.text
+        with pytest.raises(kvps.InvalidSetting, match=r"is of job 'job' at clock 9, and in job 'job' .* 4:"):
+            resumed.load_state_dict(saved | {"kvps": saved["kvps"] | {"clock": 9}})
+        resumed.close()
+        assert job.state().finished
+        with pytest.raises(kvps.WrongOrder, match="is closed"):
+            plain(resumed, again, 4)
+
+
+def test_alone_it_makes_a_job_and_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_REDIS_URL", store.url)
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with kvps.torch.Optimizer(sgd, model, clip_norm=1.0, staleness=1, buffers="rank0", worker="me") as optimizer:
+        plain(optimizer, model, 0)
+        job = store.job(optimizer.job.name)
+        assert (job.config.optimizer, job.config.staleness) == (kvps.SGD(lr=0.1, clip_norm=1.0), 1)
+        assert ([*job.clock()], job.layout.buffer_kind) == (["me"], "rank0")
+    assert store.jobs() == []
+
+
+SCRIPT = """
+import os, sys, torch, kvps, kvps.torch
+from helpers.ddp import loss_of, net
+model = net()
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+job = kvps.connect(os.environ["KVPS_REDIS_URL"]).job("job")
+optimizer = kvps.torch.Optimizer(sgd, model, job=job, worker=sys.argv[1])
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+loss_of(model, 0, 0).backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_the_end_of_the_interpreter_leaves(store: Store) -> None:
+    """Finished, unless by an exception; and a fork of it leaves nothing."""
+    job = create(store, lambda params: torch.optim.SGD(params, lr=0.1))
+    environment = os.environ | {"KVPS_REDIS_URL": store.url, "PYTHONPATH": str(TESTS)}
+    with aggregating(job), ExitStack() as stack:
+        ends = {"finished": "", "failed": "raise KeyboardInterrupt"}
+        processes = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", SCRIPT + end, name], env=environment, stderr=subprocess.PIPE)
+            )
+            for name, end in ends.items()
+        ]
+        said = [process.communicate(timeout=300)[1] for process in processes]
+        assert processes[0].returncode == 0, said
+        assert b"KeyboardInterrupt" in said[1], said
+        members = job.state().members
+        left = {name: (member.state, member.evicted, member.finished) for name, member in members.items()}
+        assert left == {"finished": ("gone", False, True), "failed": ("gone", False, False)}
+        assert job.clock() == {"finished": 1, "failed": 1}
