@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,49 +75,91 @@ def _seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-class UnitBatches:
-    """The batches of a job that counts each of them once: each epoch has all samples, in an order drawn anew.
+def epoch_order(samples: int, seed: int, epoch: int, rank: int | None = None) -> Rows:
+    """Return the samples in the order of an epoch, drawn from the job's seed; with a static partition, in that of
+    worker `rank`."""
+    return np.random.default_rng((seed, epoch) if rank is None else (seed, rank, epoch)).permutation(samples)
 
-    Batches are numbered over all epochs, and unit n has the `per_unit` batches from n * per_unit on. The order follows
-    from the job's seed and the epoch; `kvps_workers.rounds` draws the same one for a task.
 
-    With `drop_last`, the samples of an epoch that fill no batch are left out, in each epoch others.
+class Division(NamedTuple):
+    """Which batches belong to which unit of data, or to which round of a worker. All are numbered over all epochs.
 
-    units      how many units all epochs have
-    per_epoch  how many batches an epoch has, of which the last may be smaller
+    A unit has `per_unit` batches; the last one of an epoch may have fewer. If units go on from one epoch to the next
+    (`across_epochs`), as local steps do, only the last one of all may have fewer.
+
+    batches  how many batches an epoch has
     """
 
-    def __init__(
-        self, samples: int, batch_size: int, epochs: int, seed: int, per_unit: int = 1, drop_last: bool = False
-    ) -> None:
-        self.per_epoch = samples // batch_size if drop_last else math.ceil(samples / batch_size)
-        self._samples, self._batch_size = samples, batch_size
-        self._total = self.per_epoch * epochs
-        self.units = math.ceil(self._total / per_unit)
-        self._seed, self._per_unit = seed, per_unit
-        self._order = lru_cache(2)(self._order_of)  # batches of the next epoch are loaded ahead
+    batches: int
+    epochs: int
+    per_unit: int
+    across_epochs: bool = False
+
+    @property
+    def _span(self) -> int:
+        """How many batches there are from one short unit to the next."""
+        return self.batches * (max(1, self.epochs) if self.across_epochs else 1)
+
+    @property
+    def _per_span(self) -> int:
+        return math.ceil(self._span / self.per_unit)
+
+    @property
+    def units(self) -> int:
+        """How many units all epochs have."""
+        return self._per_span * (1 if self.across_epochs else self.epochs)
+
+    @property
+    def units_per_epoch(self) -> int:
+        """How many units an epoch has; 0 where they go on from one epoch to the next."""
+        return 0 if self.across_epochs else self._per_span
 
     def of(self, unit: int) -> range:
-        """Return the numbers of the batches of a unit; none behind the last one."""
-        first = unit * self._per_unit
-        return range(min(first, self._total), min(first + self._per_unit, self._total))
+        """Return the numbers of the batches of a unit."""
+        span, within = divmod(unit, self._per_span)
+        first = span * self._span + within * self.per_unit
+        return range(first, min(first + self.per_unit, (span + 1) * self._span))
 
     def unit(self, number: int) -> int:
         """Return the unit that a batch belongs to."""
-        return number // self._per_unit
+        span, within = divmod(number, self._span)
+        return span * self._per_span + within // self.per_unit
+
+
+class UnitBatches:
+    """The batches of a job that counts each of them once: each epoch has all samples, in an order drawn anew.
+
+    Samples that fill no batch of the division are left out, in each epoch others.
+    """
+
+    def __init__(self, samples: int, batch_size: int, division: Division, seed: int) -> None:
+        self.division = division
+        self._samples, self._batch_size, self._seed = samples, batch_size, seed
+        self._order = lru_cache(2)(self._order_of)  # batches of the next epoch are loaded ahead
+
+    def epoch(self, number: int) -> int:
+        """Return the epoch of a batch, from 0."""
+        return number // self.division.batches
+
+    def place(self, number: int) -> tuple[int, int, int]:
+        """Return the epoch of a batch, the first of its places in the order of that, and how many it has; the epoch may
+        end before."""
+        epoch, within = divmod(number, self.division.batches)
+        return epoch, within * self._batch_size, self._batch_size
 
     def rows(self, number: int) -> Rows:
         """Return the samples of a batch."""
-        epoch, within = divmod(number, self.per_epoch)
-        return self._order(epoch)[within * self._batch_size : (within + 1) * self._batch_size]
+        epoch, first, count = self.place(number)
+        return self._order(epoch)[first : first + count]
 
     def seed(self, number: int) -> int:
         """Return the seed of all that is random in training on a batch: that of its unit for the first batch of it."""
-        return unit_seed(self._seed, *divmod(number, self._per_unit))
+        unit = self.division.unit(number)
+        return unit_seed(self._seed, unit, number - self.division.of(unit).start)
 
     def loading_seed(self, number: int) -> int:
         """Return the seed of all that is random in loading a batch, as augmentation."""
         return _seed_of(_OF_LOADING, self._seed, number)
 
     def _order_of(self, epoch: int) -> Rows:
-        return np.random.default_rng((self._seed, epoch)).permutation(self._samples)
+        return epoch_order(self._samples, self._seed, epoch)

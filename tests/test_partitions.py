@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import kvps
-from kvps.partitions import SCHEMES, UnitBatches, unit_seed
+from kvps.partitions import SCHEMES, Division, UnitBatches, unit_seed
 
 DISJOINT = [scheme for scheme in SCHEMES if scheme != "overlap"]
 SAMPLES, WORKERS = st.integers(0, 300), st.integers(1, 12)
@@ -100,21 +101,25 @@ def test_too_many_samples_are_refused() -> None:
     size=st.integers(1, 50),
     epochs=st.integers(1, 4),
     per_unit=st.integers(1, 5),
+    across=st.booleans(),
     seed=SEEDS,
     drop_last=st.booleans(),
 )
 def test_units_have_each_sample_of_each_epoch_once(
-    samples: int, size: int, epochs: int, per_unit: int, seed: int, drop_last: bool
+    samples: int, size: int, epochs: int, per_unit: int, across: bool, seed: int, drop_last: bool
 ) -> None:
-    batches = UnitBatches(samples, size, epochs, seed, per_unit, drop_last)
-    numbers = [number for unit in range(batches.units) for number in batches.of(unit)]
-    assert numbers == list(range(batches.per_epoch * epochs))
-    assert [batches.unit(number) for number in numbers] == [number // per_unit for number in numbers]
-    assert list(batches.of(batches.units)) == []
+    used = samples // size * size if drop_last else samples
+    division = Division(math.ceil(used / size), epochs, per_unit, across)
+    assume(used)
+    batches = UnitBatches(samples, size, division, seed)
+    numbers = [number for unit in range(division.units) for number in division.of(unit)]
+    assert numbers == list(range(division.batches * epochs))
+    assert [unit for unit in range(division.units) for _ in division.of(unit)] == [*map(division.unit, numbers)]
     for epoch in range(epochs):
-        rows = [batches.rows(epoch * batches.per_epoch + number).tolist() for number in range(batches.per_epoch)]
-        assert sum(map(len, rows)) == (samples // size * size if drop_last else samples)
-        assert len({row for batch in rows for row in batch}) == sum(map(len, rows))
+        of_epoch = [number for number in numbers if batches.epoch(number) == epoch]
+        rows = np.concatenate([batches.rows(number) for number in of_epoch])
+        assert len(set(rows)) == len(rows) == used
+        assert across or {division.unit(number) // division.units_per_epoch for number in of_epoch} == {epoch}
     seeds = [seed_of(number) for seed_of in (batches.seed, batches.loading_seed) for number in numbers]
     assert len(set(seeds)) == len(seeds)
-    assert all(batches.seed(number) == unit_seed(seed, batches.unit(number)) for number in numbers[::per_unit])
+    assert all(batches.seed(division.of(unit)[0]) == unit_seed(seed, unit) for unit in range(division.units))

@@ -2,7 +2,8 @@
 
 from kvps.config.job_config import JobConfig
 from kvps.config.job_settings import JobSettings
+from kvps.config.samples import division_of
 from kvps.config.settings import AUTO, OWN_PARTITION, SPECS
 from kvps.config.specs import Spec
 
-__all__ = ["AUTO", "OWN_PARTITION", "SPECS", "JobConfig", "JobSettings", "Spec"]
+__all__ = ["AUTO", "OWN_PARTITION", "SPECS", "JobConfig", "JobSettings", "Spec", "division_of"]

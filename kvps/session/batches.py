@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvps.config import JobConfig
+from kvps.config import JobConfig, division_of
 from kvps.errors import InvalidSetting, WrongOrder, shown
 from kvps.partitions import UnitBatches
 from kvps.session.session import Session
@@ -80,8 +80,7 @@ def plan_of(
             f"the data set has {samples} samples{what}, and the job was created with samples={config.samples}: give "
             f"it the data that the job was created for"
         )
-    per_unit = config.batches_per_round if config.takes_local_steps else 1
-    return UnitBatches(samples, config.batch_size, config.epochs, config.seed, per_unit, drop_last)
+    return UnitBatches(samples, config.batch_size, division_of(config.samples, config), config.seed)
 
 
 def check_repeats(unit: int, repeats: int) -> None:

@@ -1,4 +1,4 @@
-"""The batches of a map-style data set, each a unit of the job that counts exactly once, loaded ahead by DataLoader.
+"""The batches of a data set, each a unit of the job that counts exactly once, loaded ahead by DataLoader.
 
 A worker has one unit at a time, and which one it gets next is not known before it asks. So the loader's processes load
 the units that it will probably get. A wrong guess costs a load, never a wrong batch: what is loaded is kept by the
@@ -22,6 +22,7 @@ from kvps.errors import InvalidSetting
 from kvps.partitions import UnitBatches
 from kvps.session.batches import check_repeats, plan_of, seed_numpy
 from kvps.session.session import Session
+from kvps.torch.seekable import Range, Seekable, Shards
 
 if TYPE_CHECKING:
     from kvps.torch.session import TorchSession
@@ -32,11 +33,12 @@ _OWN = ("shuffle", "sampler", "batch_sampler")
 
 
 class Request(NamedTuple):
-    """A batch to load: its number, the seed of what is random in that (None seeds nothing), and its samples."""
+    """A batch to load: its number, the seed of what is random in that (None seeds nothing), and its samples: their
+    numbers, or ranges of shards."""
 
     number: int
     seed: int | None
-    rows: list[int]
+    samples: list[int] | list[Range]
 
 
 class Batches:
@@ -64,8 +66,7 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         with closing(self._loader):
             while (unit := self._worker.session.next_unit()) is not None:
-                numbers = self._plan.of(unit)
-                self.unit, self.epoch = unit, numbers[0] // self._plan.per_epoch
+                self.unit, numbers = unit, self._plan.division.of(unit)
                 self._worker.begin_unit(len(numbers))
                 for number in numbers:
                     yield from self._until_stepped(number)
@@ -75,8 +76,9 @@ class Batches:
     def _until_stepped(self, number: int) -> Iterator[Any]:
         """Yield a batch until a step was taken on it: GradScaler takes none on a gradient that is not finite."""
         before, repeats, batch = self._worker.steps, 0, None
+        self.epoch = self._plan.epoch(number)  # local steps go on from one epoch to the next within a unit
         while self._worker.steps == before:
-            check_repeats(self._plan.unit(number), repeats)
+            check_repeats(self._plan.division.unit(number), repeats)
             self._worker.pull()
             batch = batch if repeats else self._loader.get(number)
             if self._seeds:
@@ -94,24 +96,29 @@ def batches_of(
             "batches() hands a unit to one process, and the members of a group share theirs: take next_unit(), and "
             "give each member its part"
         )
-    _check_dataset(dataset)
+    config, source = worker.session.config, _source_of(dataset, worker.session.config.seed)
     drop_last = bool(options.pop("drop_last", False))
-    plan = plan_of(worker.session.config, len(dataset), batch_size, epochs, drop_last)
-    return Batches(worker, _Loader(dataset, plan, seed, options), plan, seed)
+    plan = plan_of(config, len(source), batch_size, epochs, drop_last)
+    return Batches(worker, _Loader(source, plan, seed, options), plan, seed)
 
 
-def _check_dataset(dataset: Any) -> None:
+def _source_of(dataset: Any, seed: int) -> Any:
+    """Return what batches are read from: a data set with samples by their numbers, or with shards. Raises
+    InvalidSetting."""
     if isinstance(dataset, DataLoader):
         raise InvalidSetting(
             "batches() makes the DataLoader itself: give it the data set and the loader's own arguments, as num_workers"
         )
+    if isinstance(dataset, Seekable):
+        return Shards(dataset, seed)
     if isinstance(dataset, IterableDataset):
         raise InvalidSetting(
-            "an iterable data set cannot give a batch a second time, as when a worker dies: make one with len() and "
-            "[number], or take next_unit() and seek to its place"
+            "an iterable data set cannot give a batch a second time, as when a worker dies: give it samples_per_shard "
+            "and iterate(shard, offset), or make one with len() and [number]"
         )
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise InvalidSetting(f"batches() needs a data set with len() and [number], not {in_words(dataset)}")
+    return dataset
 
 
 class _Loader:
@@ -120,13 +127,13 @@ class _Loader:
     ahead, late  how many of the batches that were asked for had been guessed, and how many had not
     """
 
-    def __init__(self, dataset: Any, plan: UnitBatches, seeds: bool, options: dict[str, Any]) -> None:
+    def __init__(self, source: Any, plan: UnitBatches, seeds: bool, options: dict[str, Any]) -> None:
         self.ahead = self.late = 0
-        self._plan, self._seeds = plan, seeds
+        self._source, self._plan, self._seeds = source, plan, seeds
         for name in _OWN:
             if name in options:
                 raise InvalidSetting(f"{name} is not for batches(): the job's seed decides the order, so leave it out")
-        self._fetch = _Fetch(dataset, options.pop("collate_fn", None) or default_collate)
+        self._fetch = _Fetch(source, options.pop("collate_fn", None) or default_collate)
         self._pins = bool(options.get("pin_memory", False))
         try:
             self._loader = DataLoader(self._fetch, batch_size=None, sampler=self, collate_fn=_as_it_is, **options)
@@ -140,7 +147,7 @@ class _Loader:
 
     def get(self, number: int) -> Any:
         """Return a batch."""
-        self._note(self._plan.unit(number))
+        self._note(self._plan.division.unit(number))
         if self._loader.num_workers and self._processes is None:
             self._processes = iter(self._loader)
         while self._coming and (min(self._coming) < number or number in self._coming):
@@ -167,7 +174,7 @@ class _Loader:
         """Yield what the processes load next, each time they are asked for a batch."""
         while (unit := self._guess()) is not None:
             self._guessed.add(unit)
-            for number in self._plan.of(unit):
+            for number in self._plan.division.of(unit):
                 self._coming.append(number)
                 yield self._request(number)
 
@@ -180,7 +187,9 @@ class _Loader:
         """Return a unit that this worker may get: as far on as its last ones were apart, or else the next one."""
         last = self._units[-1]
         apart = max(1, round((last - self._units[0]) / max(1, len(self._units) - 1)))
-        likely = chain(range(last + apart, self._plan.units, apart), range(last + 1, self._plan.units))
+        likely = chain(
+            range(last + apart, self._plan.division.units, apart), range(last + 1, self._plan.division.units)
+        )
         return next((unit for unit in likely if unit not in self._guessed), None)
 
     def _receive(self) -> None:
@@ -191,22 +200,24 @@ class _Loader:
 
     def _request(self, number: int) -> Request:
         seed = self._plan.loading_seed(number) if self._seeds else None
+        if isinstance(self._source, Shards):
+            return Request(number, seed, self._source.ranges(*self._plan.place(number)))
         return Request(number, seed, self._plan.rows(number).tolist())
 
 
 class _Fetch(Dataset[tuple[int, Any]]):
     """Makes whole batches of a data set's samples; in a process of a DataLoader or in this one."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._collate = dataset, collate
+    def __init__(self, source: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self._source, self._collate = source, collate
 
     def __getitem__(self, request: Request) -> tuple[int, Any]:
         if request.seed is not None:
             _seed(request.seed)
-        if hasattr(self._dataset, "__getitems__"):  # as DataLoader asks for several at once
-            samples = self._dataset.__getitems__(request.rows)
+        if hasattr(self._source, "__getitems__"):  # as DataLoader asks for several at once
+            samples = self._source.__getitems__(request.samples)
         else:
-            samples = [self._dataset[row] for row in request.rows]
+            samples = [self._source[number] for number in request.samples]
         return request.number, self._collate(samples)
 
 

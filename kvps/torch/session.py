@@ -156,7 +156,8 @@ class TorchSession:
 
         The job was created with `samples`, the length of `dataset`, `batch_size` and `epochs`; given here, they must be
         the same. Each epoch has all samples in an order drawn anew, from the job's seed. `dataset` has a length and
-        `dataset[number]`. `loader` are arguments of torch.utils.data.DataLoader, as num_workers, collate_fn and
+        `dataset[number]`; or `samples_per_shard` and `iterate(shard, offset)`, and then an epoch has its shards in an
+        order drawn anew. `loader` are arguments of torch.utils.data.DataLoader, as num_workers, collate_fn and
         pin_memory; its processes load ahead. With `seed`, the random numbers of torch, NumPy and `random` begin anew
         for each batch, in the loader's processes and for training, from the job's seed and the unit. A batch without a
         step() comes again. Raises InvalidSetting for what does not fit the job; while iterating WrongOrder for a batch

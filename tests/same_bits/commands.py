@@ -46,7 +46,7 @@ def run(
             ended = started.process.returncode == 0 or "the weights are complete" in output
             found = [] if ended else [f"kvps run failed: {output[-2000:]}"]
             those = f"{killed['worker']} copies, {killed['aggregator']} aggregators"
-            did = f"kvps run: {count} copies, {place}, killed: {those}"
+            did = f"kvps run -w {count}: {place}, killed: {those}"
             yield Run(did, kind, found or kind.problems(store.job(name)), killed)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -12,20 +11,17 @@ import numpy as np
 import pytest
 import torch
 from helpers.arrays import assert_same_bits
+from helpers.counting import BATCH, EPOCHS, SAMPLES, UNITS, Count, Numbers, Sharded, count, counting, create, once
 from helpers.ddp import weights_of
 from helpers.digits_job import run_workers
-from helpers.harness import check_chain
 from helpers.noisy_digits import NoisyDigits, cnn
 from helpers.waiting import eventually
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import kvps
 import kvps.torch
 from kvps.store import Store
-
-SAMPLES, BATCH, EPOCHS = 45, 8, 2  # six batches an epoch, the last of 5 samples
-UNITS = 6 * EPOCHS
 
 
 @pytest.fixture(autouse=True)
@@ -37,52 +33,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class Numbers(Dataset[int]):
-    """Samples that are their own numbers."""
-
-    def __init__(self, samples: int = SAMPLES) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, number: int) -> int:
-        return number
-
-
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(10))
-
-
-class Count(nn.Module):
-    """Its weights count how often it was trained on each sample, with SGD(lr=1) of the sum of the gradients."""
-
-    def __init__(self, samples: int = SAMPLES) -> None:
-        super().__init__()
-        self.done = nn.Parameter(torch.zeros(samples))
-
-    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        return -self.done[numbers].sum()
-
-
-def create(store: Store, model: nn.Module, name: str = "job", **settings: Any) -> kvps.Job:
-    data = {"samples": SAMPLES, "batch_size": BATCH, "epochs": EPOCHS, "units_per_round": 4}
-    settings = data | {"optimizer": kvps.SGD(lr=0.1), "worker_timeout_ms": 60_000, "transport": "redis"} | settings
-    return store.create_job(name, kvps.torch.parameters(model), **settings)
-
-
-def counting(store: Store, samples: int = SAMPLES, **settings: Any) -> kvps.Job:
-    settings = {"optimizer": kvps.SGD(lr=1.0), "reduction": "sum", "samples": samples} | settings
-    return create(store, Count(samples), **settings)
-
-
-def once(job: kvps.Job, units: int = UNITS) -> None:
-    """Assert that each unit is in exactly one commit, by the log, and each sample in every epoch, by the weights."""
-    used = Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
-    assert used == dict.fromkeys(range(units), 1)
-    np.testing.assert_array_equal(job.snapshot()[1]["done"], job.config.epochs)
-    check_chain(job)
 
 
 # -- the same bits -------------------------------------------------------------------------------------------------
@@ -90,9 +43,10 @@ def once(job: kvps.Job, units: int = UNITS) -> None:
 
 def classify(job: kvps.Job, name: str, model: nn.Module, **how: Any) -> None:
     inner = how.pop("inner", None)
+    data = how.pop("data", None) or NoisyDigits(SAMPLES)
     join = {"inner": inner(model.parameters())} if inner else {}
     with kvps.torch.join(job, model, name, **join) as worker:
-        for x, y in worker.batches(NoisyDigits(SAMPLES), **how):
+        for x, y in worker.batches(data, **how):
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             worker.step(loss)
@@ -111,16 +65,18 @@ def test_one_worker_with_and_without_loader_processes_and_two_processes_of_a_job
     assert any((other[name] != weights[name]).any() for name in weights)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_one_after_another_end_with_the_weights_of_one(store: Store, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "data"), [(2, NoisyDigits(SAMPLES)), (3, NoisyDigits(SAMPLES)), (3, Sharded(NoisyDigits(SAMPLES)))]
+)
+def test_workers_one_after_another_end_with_the_weights_of_one(store: Store, workers: int, data: Any) -> None:
     """They take turns in one thread, because threads share the random numbers that `batches` seeds."""
-    expected = alone(create(store, cnn(), "alone"))
+    expected = alone(create(store, cnn(), "alone"), data=data)
     job, models = create(store, cnn(), "shared", workers=workers), [cnn() for _ in range(workers)]
 
     def take_turns() -> None:
         joined = [kvps.torch.join(job, model, f"w{number}") for number, model in enumerate(models)]
         turns = random.Random(workers)
-        loops = [iter(worker.batches(NoisyDigits(SAMPLES))) for worker in joined]
+        loops = [iter(worker.batches(data)) for worker in joined]
         done = 0
         while done < UNITS:  # another one would wait for a version that this thread must not wait for
             number = turns.randrange(workers)
@@ -173,6 +129,21 @@ def test_local_steps_begin_anew_in_each_unit(store: Store, inner: Callable[..., 
         np.testing.assert_allclose(got[name], array, atol=2e-6)
 
 
+def test_the_epoch_is_that_of_the_batch_where_it_ends_within_a_unit(store: Store) -> None:
+    job, model, seen = create(store, Count(), local_steps=4, optimizer=kvps.SGD(lr=1.0)), Count(), list[Any]()
+
+    def work() -> None:
+        with kvps.torch.join(job, model, inner=torch.optim.SGD(model.parameters(), lr=1.0)) as worker:
+            batches = worker.batches(Numbers())
+            for numbers in batches:
+                seen.append((batches.epoch, batches.unit))
+                model(numbers).backward()
+                worker.step()
+
+    run_workers(job, work)
+    assert seen == [(batch // 6, batch // 4) for batch in range(12)]
+
+
 def recorded_batches(store: Store) -> list[tuple[Any, int]]:
     """Return the batches of a job of local steps, and the seeds that torch had with them."""
     model, batches = cnn(), []
@@ -190,16 +161,6 @@ def recorded_batches(store: Store) -> list[tuple[Any, int]]:
 
 
 # -- exactly once --------------------------------------------------------------------------------------------------
-
-
-def count(job: kvps.Job, name: str, seen: list[Any], wait: Callable[[], object] = bool, **how: Any) -> None:
-    model = Count(job.config.samples)
-    with kvps.torch.join(job, model, name) as worker:
-        for numbers in worker.batches(Numbers(job.config.samples), seed=False, **how):
-            wait()
-            model(numbers).backward()
-            worker.step()
-            seen.append(numbers)
 
 
 def test_two_workers_of_different_speeds_do_each_batch_once(store: Store) -> None:
@@ -323,7 +284,7 @@ def test_two_workers_with_loader_processes_do_each_batch_once(store: Store) -> N
 @pytest.mark.parametrize(
     ("dataset", "how", "why"),
     [
-        (Endless(), {}, "an iterable data set cannot give a batch a second time"),
+        (Endless(), {}, "iterate.shard, offset"),
         (DataLoader(Numbers()), {}, "makes the DataLoader itself"),
         (3, {}, "not int"),
         (Numbers(44), {}, "44 samples, and the job was created with samples=45"),

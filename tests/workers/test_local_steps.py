@@ -16,11 +16,11 @@ from helpers.harness import aggregating, await_version
 from kvps_workers import load_task
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
-from kvps_workers.rounds import Rounds, rounds_of
+from kvps_workers.rounds import Rounds
 
 import kvps
 from kvps.arrays.layout import Layout
-from kvps.config import JobConfig
+from kvps.config import JobConfig, division_of
 from kvps.device.base import CPU
 from kvps.optim.schedules import LinearLR
 from kvps.store import Store
@@ -68,7 +68,7 @@ def _settings(**settings: Any) -> dict[str, Any]:
 def test_a_run_is_a_plain_loops_and_is_computed_again(store: Store, outer: float) -> None:
     job = digits_job(store, **_settings(optimizer=kvps.SGD(lr=outer)))
     run_workers(job, *training(job, "w0", "w1", "w2"))
-    assert job.state().version == rounds_of(480, JobConfig(batch_size=96, epochs=3, local_steps=STEPS)) == 4
+    assert job.state().version == division_of(480, JobConfig(batch_size=96, epochs=3, local_steps=STEPS)).units == 4
     for name, array in _plain(job.config, beyond=outer).items():
         np.testing.assert_array_equal(job.snapshot()[1][name], array, name)
     proof = proved(job)
@@ -99,7 +99,7 @@ def test_in_rounds_of_units_the_inner_state_begins_anew_and_is_computed_again(
     store: Store, inner: kvps.optim.Optimizer
 ) -> None:
     """So the weights are the same from one worker and from two, and need no record to be proved."""
-    units = rounds_of(1438, JobConfig(batch_size=96, epochs=2, local_steps=STEPS))
+    units = division_of(1438, JobConfig(batch_size=96, epochs=2, local_steps=STEPS)).units
     weights = []
     for workers in (1, 2):
         settings = _settings(inner_optimizer=inner, units=units, units_per_round=3, workers=workers, epochs=2)
@@ -118,7 +118,7 @@ def test_in_rounds_of_units_the_inner_state_begins_anew_and_is_computed_again(
         {"staleness": 1, "gradient_format": "int8"},
         {"weight_format": "bf16", "optimizer": kvps.SGD(lr=0.7, momentum=0.9, nesterov=True)},
         {"inner_optimizer": kvps.SGD(lr=LinearLR(0.5, 0.1, 12), weight_decay=0.01), "shards": 2},
-        {"units": rounds_of(1438, JobConfig(batch_size=96, epochs=3, local_steps=STEPS)) + 2, "staleness": -1},
+        {"units": division_of(1438, JobConfig(batch_size=96, epochs=3, local_steps=STEPS)).units + 2, "staleness": -1},
     ],
     ids=str,
 )
@@ -154,7 +154,7 @@ class Seen:
         return {"loss": 0.0}
 
 
-@pytest.mark.parametrize("units", [0, rounds_of(22, JobConfig(batch_size=3, epochs=2, local_steps=5))])
+@pytest.mark.parametrize("units", [0, division_of(22, JobConfig(batch_size=3, epochs=2, local_steps=5)).units])
 def test_each_epoch_has_every_sample_once(store: Store, monkeypatch: pytest.MonkeyPatch, units: int) -> None:
     """A round, or a unit, is as many batches as there are local steps; the last one has what is left."""
     task = Seen()
@@ -165,7 +165,7 @@ def test_each_epoch_has_every_sample_once(store: Store, monkeypatch: pytest.Monk
     assert [len(batch) for batch in task.batches] == 2 * [3, 3, 3, 3, 3, 3, 3, 1]
     for epoch in (task.batches[:8], task.batches[8:]):
         assert Counter(sample for batch in epoch for sample in batch) == Counter(range(22))
-    assert job.state().version == rounds_of(22, JobConfig(batch_size=3, epochs=2, local_steps=5)) == 4
+    assert job.state().version == division_of(22, JobConfig(batch_size=3, epochs=2, local_steps=5)).units == 4
     np.testing.assert_allclose(job.snapshot()[1]["x"], -0.1 * 16, rtol=1e-6)
 
 

@@ -12,11 +12,11 @@ from helpers.harness import check_chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvps_cli.prove.verify import proof_of
-from kvps_workers.rounds import Rounds, rounds_of
+from kvps_workers.rounds import Rounds
 from kvps_workers.task import CheckedTask
 
 import kvps
-from kvps.config import JobConfig
+from kvps.config import JobConfig, division_of
 from kvps.partitions import SCHEMES
 from kvps.store import Store
 
@@ -74,7 +74,7 @@ def test_each_epoch_has_each_row_once_whatever_is_pushed_when(
     else:
         assert sorted(row for own in rows for row in own) == list(range(samples))
     for rounds, own in zip(each, rows, strict=True):
-        assert rounds.total == rounds_of(len(own), JobConfig(epochs=2, **said))
+        assert rounds.total == division_of(len(own), JobConfig(epochs=2, **said)).units
         sizes = [len(batch) for batch in _rows(rounds, epoch)]
         assert all(size == batch_size for size in sizes[:-1])
         assert 0 < sizes[-1] <= batch_size
@@ -100,13 +100,13 @@ def test_local_steps_go_on_from_one_epoch_to_the_next(steps: int) -> None:
     assert [rows for push in pushes for rows in push] == batches
     assert [len(push) for push in pushes[:-1]] == [steps] * (len(pushes) - 1)
     assert 0 < len(pushes[-1]) <= steps
-    assert rounds_of(50, JobConfig(batch_size=4, epochs=2, local_steps=steps)) == local.total
+    assert division_of(50, JobConfig(batch_size=4, epochs=2, local_steps=steps)).units == local.total
 
 
 def test_units_are_the_pushes_of_all_data() -> None:
     config = JobConfig(batch_size=4, epochs=2, push_every="3")
-    rounds = _rounds(50, rank=1, workers=2, units=rounds_of(50, config), push_every="3")
-    assert rounds.total == rounds_of(50, config) == 2 * 5
+    rounds = _rounds(50, rank=1, workers=2, units=division_of(50, config).units, push_every="3")
+    assert rounds.total == division_of(50, config).units == 2 * 5
     for epoch in range(3):
         assert sorted(row for batch in _rows(rounds, epoch) for row in batch) == list(range(50))
 

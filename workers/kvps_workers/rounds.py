@@ -10,35 +10,15 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from kvps.config import OWN_PARTITION, JobConfig
+from kvps.config import OWN_PARTITION, JobConfig, division_of
 from kvps.errors import CorruptData, InvalidSetting, TaskFailed, counted
-from kvps.partitions import Rows, partition
+from kvps.partitions import Rows, epoch_order, partition
 from kvps.protocol.plan import Contribution
 from kvps_workers.task import Task, blamed
-
-
-def rounds_of(samples: int, config: JobConfig) -> int:
-    """Return how many rounds all epochs over so many samples take."""
-    span = _Span.of(math.ceil(samples / config.batch_size), config)
-    return span.rounds * (1 if config.takes_local_steps else config.epochs)
-
-
-class _Span(NamedTuple):
-    """How many batches and rounds there are from one short round to the next: an epoch, or, for local steps, which go
-    on from one epoch to the next, all of them."""
-
-    batches: int
-    rounds: int
-
-    @classmethod
-    def of(cls, batches: int, config: JobConfig) -> _Span:
-        """`batches` are those of an epoch."""
-        batches *= max(1, config.epochs) if config.takes_local_steps else 1
-        return cls(batches, math.ceil(batches / (config.batches_per_round or batches)))
 
 
 def round_number(contribution: Contribution) -> int:
@@ -73,7 +53,8 @@ class Rounds:
         self.procs = config.procs
         self.batches_per_epoch = math.ceil(self._size / config.batch_size)
         self.samples_in_all = self._size * config.epochs
-        self.total = 0 if config.timed_rounds else rounds_of(self._size, config)
+        self._division = None if config.timed_rounds else division_of(self._size, config)
+        self.total = self._division.units if self._division else 0
         self._batches_in_all = self.batches_per_epoch * config.epochs
 
     def after(self, samples: int) -> int | None:
@@ -92,13 +73,7 @@ class Rounds:
     def numbers(self, number: int) -> range:
         """Return the numbers of the batches of a round. One that ends by the clock has some of those that are returned,
         from the first on."""
-        if self._config.timed_rounds:
-            return range(number, self._batches_in_all)
-        each = _Span.of(self.batches_per_epoch, self._config)
-        length = self._config.batches_per_round or self.batches_per_epoch
-        span, round_ = divmod(number, each.rounds)
-        first = span * each.batches + round_ * length
-        return range(first, min(first + length, (span + 1) * each.batches))
+        return self._division.of(number) if self._division else range(number, self._batches_in_all)
 
     def rows(self, batch: int) -> Rows:
         """Return the rows of a batch."""
@@ -126,5 +101,4 @@ class Rounds:
     def _order_of(self, epoch: int) -> Rows:
         """Return the worker's rows in the order of an epoch."""
         own = self._own(epoch)
-        seed = (self._config.seed,) if self._config.units else (self._config.seed, self._rank)
-        return own[np.random.default_rng((*seed, epoch)).permutation(len(own))]
+        return own[epoch_order(len(own), self._config.seed, epoch, None if self._config.units else self._rank)]

@@ -10,11 +10,10 @@ from typing import Annotated, Any, Self
 
 import numpy as np
 import typer
-from kvps_workers.rounds import rounds_of
 from kvps_workers.task import CheckedTask
 
 from kvps import optim
-from kvps.config import SPECS, JobConfig
+from kvps.config import SPECS, JobConfig, division_of
 from kvps.config.specs import as_text, why_not
 from kvps.errors import InvalidSetting
 from kvps.staleness import ASP
@@ -130,8 +129,8 @@ class TaskOptions(JobOptions):
             )
         units = dict[str, Any](units=1)  # rounds that end by the clock are no units, which JobConfig says of any number
         if not static.timed_rounds:
-            units["units"] = number = rounds_of(len(task.data(0, 1, np)[0]), static)
-            units["units_per_epoch"] = 0 if static.takes_local_steps else number // static.epochs
+            division = division_of(len(task.data(0, 1, np)[0]), static)
+            units |= {"units": division.units, "units_per_epoch": division.units_per_epoch}
         per_round = asked_for or (0 if as_they_come else task.units_per_round)
         rated = self._with_rates(chosen, task, task.lr if static.staleness or not per_round else task.units_lr)
         try:

@@ -18,6 +18,7 @@ from helpers.harness import check_chain
 from helpers.waiting import eventually
 
 import kvps
+from kvps.config import division_of
 from kvps.partitions import UnitBatches
 from kvps.protocol.keys import JobKeys
 
@@ -90,7 +91,7 @@ def test_each_sample_of_each_epoch_counts_once_though_a_copy_is_killed_ten_times
     (tmp_path / "killing").unlink()
     running.output()
     config = job.config
-    plan = UnitBatches(SAMPLES, BATCH, EPOCHS, config.seed)
+    plan = UnitBatches(SAMPLES, BATCH, division_of(SAMPLES, config), config.seed)
     used = Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
     assert used == dict.fromkeys(range(config.units), 1)
     counts = np.zeros((EPOCHS, SAMPLES), int)
