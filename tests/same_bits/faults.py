@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
@@ -26,11 +27,11 @@ _LUA = resources.files("kvps.protocol") / "lua"
 
 
 @contextmanager
-def _edited(script: str, old: str, new: str) -> Iterator[None]:
-    """Change the text of a script within the block."""
-    text = _LUA.joinpath(f"{script}.lua").read_text()
-    assert text.count(old) == 1, f"{script}.lua must hold exactly once: {old}"
-    changed = compose(script, text.replace(old, new), read_sources(_LUA / "include"))
+def _without(script: str, pattern: str) -> Iterator[None]:
+    """Take a part out of a script within the block."""
+    text, found = re.subn(pattern, "", _LUA.joinpath(f"{script}.lua").read_text())
+    assert found == 1, f"{script}.lua must hold exactly once: {pattern}"
+    changed = compose(script, text, read_sources(_LUA / "include"))
     with _replaced(scripts, "SCRIPTS", {**scripts.SCRIPTS, script: changed}):
         yield
 
@@ -83,7 +84,7 @@ def _an_old_version() -> Iterator[None]:
         return third if self._membership.version == 3 else params
 
     with (
-        _edited("push", "if base > round or base < round - bound then", "if base > round then"),
+        _without("push", r" or base < round - [\w.]+"),
         _replaced(Units, "oldest_base", lambda self, unit: 0),
         _replaced(Session, "pull", pull),
     ):
