@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.arrays.inputs import check_mapping, shape_of
+from kvps.arrays.inputs import all_fit, check_mapping, shape_of
 from kvps.device.base import flattened
 from kvps.errors import InvalidSetting, LayoutMismatch, counted, some_of
 from kvps.parsing import MOST_TEXT, Fields, refuse, whole
@@ -215,14 +216,20 @@ class Layout:
 
     def views(self, flat: Array, writable: bool = False) -> dict[str, Array]:
         """Return name -> view into `flat` (shape (size,), float32), read-only unless `writable`."""
-        out = self.cut(flat)
-        for view in out.values():
-            view.flags.writeable = writable
-        return out
+        whole = flat.view()
+        whole.flags.writeable = writable  # so are the views of it
+        return self.cut(whole)
 
     def cut(self, flat: Any) -> dict[str, Any]:
         """Return name -> view into `flat` (shape (size,), float32), which may be on a device."""
-        return {p.name: flat[p.start : p.stop].reshape(p.shape) for p in self.parameters}
+        return {
+            name: flat[place] if shape is None else flat[place].reshape(shape) for name, place, shape in self._places
+        }
+
+    @cached_property
+    def _places(self) -> list[tuple[str, slice, tuple[int, ...] | None]]:
+        """Of each parameter the name, its items, and its shape if that is not flat."""
+        return [(p.name, slice(p.start, p.stop), None if len(p.shape) == 1 else p.shape) for p in self.parameters]
 
     def hosted(self, arrays: Mapping[str, Any], what: str) -> list[Array]:
         """Return the arrays in layout order, in host memory, flat and contiguous; copied only where they are not.
@@ -230,24 +237,35 @@ class Layout:
         `what` ("gradient", "parameter") is for messages. Raises LayoutMismatch if a name is missing or extra, or a
         dtype or shape differs.
         """
-        return [flattened(array) for array in self.rest(arrays, what, lambda _: False).values()]
+        return [flattened(array) for array in self.rest(arrays, what).values()]
 
-    def rest(self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool], part: str = "") -> dict[int, Any]:
-        """Return number -> array of the part's parameters for which `has` is false. Raises LayoutMismatch as `hosted`
-        does."""
+    def rest(
+        self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool] | None = None, part: str = ""
+    ) -> dict[int, Any]:
+        """Return number -> array of the part's parameters, without those for which `has` is true. Raises LayoutMismatch
+        as `hosted` does."""
         check_mapping(arrays, f"{what}s")
-        wanted = {p.name: n for n, p in enumerate(self.parameters) if part in ("", p.part) and not has(n)}
-        missing = [name for name in wanted if name not in arrays]
-        extra = [str(name) for name in arrays if name not in self.numbers]
-        again = [name for name in arrays if name in self.numbers and name not in wanted]
-        others = "put already" if not part else f"not in part {part}"
-        wrong = {"missing": missing, "unknown": extra, others: again}
-        if any(wrong.values()):
-            differences = "; ".join(f"{how} {some_of(names)}" for how, names in wrong.items() if names)
-            raise LayoutMismatch(f"{what}s do not fit the job: {differences}")
-        for name, number in wanted.items():
-            self.check(number, arrays[name], what)
-        return {number: arrays[name] for name, number in wanted.items()}
+        wanted = self.numbers
+        if part or has:
+            wanted = {p.name: wanted[p.name] for p in self.parameters_in(part) if not (has and has(wanted[p.name]))}
+        if arrays.keys() != wanted.keys():
+            raise LayoutMismatch(f"{what}s do not fit the job: {self._differences(arrays, wanted, part)}")
+        out = {number: arrays[name] for name, number in wanted.items()}
+        if not all_fit(out.values(), map(attrgetter("shape"), map(self.parameters.__getitem__, out))):
+            for number, array in out.items():
+                self.check(number, array, what)
+        return out
+
+    def _differences(self, arrays: Mapping[str, Any], wanted: Mapping[str, int], part: str) -> str:
+        """Return in words what is missing in `arrays`, or too much."""
+        names = {
+            "missing": [name for name in wanted if name not in arrays],
+            "unknown": [str(name) for name in arrays if name not in self.numbers],
+            f"not in part {part}" if part else "put already": [
+                name for name in arrays if name in self.numbers and name not in wanted
+            ],
+        }
+        return "; ".join(f"{how} {some_of(each)}" for how, each in names.items() if each)
 
     def check(self, number: int, array: Any, what: str) -> None:
         """Raise LayoutMismatch if `array` cannot be the `number`-th one."""

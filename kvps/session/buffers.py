@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.arrays.layout import DTYPE, Array, Layout, Parameter
 from kvps.errors import LayoutMismatch
 from kvps.transport.shared_memory import WritableSegment
 
@@ -40,6 +40,12 @@ class GradientBuffers:
             return
         if array.ctypes.data != self.arrays[name].ctypes.data:
             raise LayoutMismatch(f"gradient {name!r} lies in another one's buffer: compute each into its own")
+
+    def run(self, parameters: Sequence[Parameter], run: range, arrays: Sequence[Array]) -> Array | None:
+        """Return the gradients of a run of parameters, end to end, if `arrays` are its own arrays, else None."""
+        if any(self.arrays[parameters[n].name] is not array for n, array in zip(run, arrays, strict=True)):
+            return None
+        return self._memory.view(DTYPE)[parameters[run.start].start : parameters[run[-1]].stop]
 
     def may_be_written(self, grads: Mapping[str, Any] | None) -> bool:
         """Return whether anything but `grads`, which is about to be pushed, may still refer to the segment.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvps.arrays.error_feedback import DeviceResidual, Residual
 from kvps.arrays.formats import chunk_sizes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array
+from kvps.arrays.runs import Runs
 from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Cuda, Device, Flat, PinnedStaging, device_of, on_device
 from kvps.errors import CorruptData, DeviceFailed, JobNotFound, ServerFull, WorkerEvicted
@@ -19,6 +20,7 @@ from kvps.session.buffers import GradientBuffers
 from kvps.session.inner_state import from_bytes
 from kvps.session.membership import Membership
 from kvps.session.residual_store import ResidualStore
+from kvps.session.upload import Gradients
 from kvps.transport.access import JobAccess
 
 
@@ -27,6 +29,7 @@ class Encoder:
 
     lossy     whether the format leaves something out
     sizes     bytes of each chunk
+    runs      the parameters that are encoded together
     residual  the sum that the format has left out so far; None before the first gradient, and for fp32
     """
 
@@ -36,9 +39,11 @@ class Encoder:
         self.sizes = chunk_sizes(access.layout, self._format)
         self.residual: Residual | None = None
         self._layout = access.layout
+        self.runs = Runs(access.layout)
         self._membership = membership
         self._store = ResidualStore(access.client, access.keys, access.layout, membership.worker)
         self._inherited = inherited
+        self._gathered: Array | None = None
         self._staging = PinnedStaging(access.layout.size, CHUNK_ITEMS)
 
     @property
@@ -46,15 +51,37 @@ class Encoder:
         """The device where gradients are encoded; host memory if that does not matter."""
         return self.residual.home if self.residual else CPU
 
-    def flat(self, grads: Mapping[int, Any], buffers: GradientBuffers | None) -> dict[int, Flat]:
+    def flat(self, grads: Mapping[int, Any], buffers: GradientBuffers | None) -> list[Gradients]:
         """Return gradients, by their numbers in the layout, flat in host memory or on their way there; on a device, if
         they are encoded there. The first gradient that is on a device decides where gradients are encoded.
 
-        Raises LayoutMismatch for a gradient that is in another one's place in `buffers`, DeviceFailed, CorruptData.
+        Small neighbours are gathered in one array, which the next call overwrites. Raises LayoutMismatch for a gradient
+        that is in another one's place in `buffers`, DeviceFailed, CorruptData.
         """
         if self.lossy and not self.residual:
             self.residual = self._inherit(device_of(grads.values()))
-        return {number: self._flat(number, grad, buffers) for number, grad in grads.items()}
+        out = list[Gradients]()
+        for run in self.runs.numbers:
+            arrays = [grads[number] for number in run if number in grads]
+            if len(arrays) == len(run) > 1 and set(map(type, arrays)) == {np.ndarray}:
+                out.append(Gradients(run.start, run.stop, self.home.flat(self._gather(run, arrays, buffers))))
+                continue
+            out += [Gradients(n, n + 1, self._flat(n, grads[n], buffers)) for n in run if n in grads]
+        return out
+
+    def _gather(self, run: range, arrays: Sequence[Array], buffers: GradientBuffers | None) -> Array:
+        """Return the gradients of a run of parameters, end to end."""
+        parameters = self._layout.parameters
+        if buffers:
+            own = buffers.run(parameters, run, arrays)
+            if own is not None:
+                return own
+            for number, array in zip(run, arrays, strict=True):
+                buffers.check_place(parameters[number].name, array)
+        start, stop = parameters[run.start].start, parameters[run[-1]].stop
+        if self._gathered is None:
+            self._gathered = np.empty(self._layout.size, DTYPE)  # a page that is not written to takes no memory
+        return np.concatenate(arrays, axis=None, out=self._gathered[start:stop])
 
     def _flat(self, number: int, grad: Any, buffers: GradientBuffers | None) -> Flat:
         parameter = self._layout.parameters[number]

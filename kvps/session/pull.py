@@ -10,12 +10,30 @@ from typing import Any
 import numpy as np
 
 from kvps.arrays.formats import format_of
-from kvps.arrays.layout import DTYPE, Array
+from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.device.base import CPU, Device, DeviceBuffer, empty
 from kvps.protocol.job_state import RoundState
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
 from kvps.transport.weight_reader import PullRequest
+
+
+class Pulled:
+    """The weights of one pull: `flat`, (size,) float32 in the order of the layout, and by name."""
+
+    def __init__(self, layout: Layout, flat: Any) -> None:
+        self.flat = flat
+        self._layout = layout
+        self._views: dict[str, Any] = {}
+
+    def named(self, part: str = "") -> dict[str, Any]:
+        """Return name -> array; with a `part` of the model, only its weights."""
+        if not self._views:
+            cut = self._layout.views if isinstance(self.flat, np.ndarray) else self._layout.cut
+            self._views = cut(self.flat)
+        if not part:
+            return dict(self._views)
+        return {p.name: self._views[p.name] for p in self._layout.parameters_in(part)}
 
 
 class WeightPull:
@@ -30,8 +48,7 @@ class WeightPull:
         self._reader = transport.weight_reader(memory, prefetch)
         self._into: Array = memory() if self._reader.receives else np.empty(0, DTYPE)
         self._inline = self._reader.receives and not format_of(access.config.weight_format).lossy
-        self._flat: Array = np.empty(0, DTYPE)
-        self._views: dict[str, Array] = {}
+        self._pulled = Pulled(access.layout, np.empty(0, DTYPE))
         weakref.finalize(self, self._reader.close)  # if a session is dropped without leaving
 
     @property
@@ -42,9 +59,9 @@ class WeightPull:
 
     def pull(
         self, round_state: RoundState, inline: bool, rounds_done: int, newest: Callable[[], RoundState], part: str
-    ) -> tuple[int, dict[str, Any]]:
-        """Return the weights of this round state, or newer ones: their version, and name -> array. With a `part` of the
-        model, only its weights.
+    ) -> tuple[int, Pulled]:
+        """Return the weights of this round state, or newer ones, and their version. With a `part` of the model, only
+        its weights are there.
 
         `inline` says that they are already in `inline_buffer`, `newest` returns the newest round state. Raises
         SharedMemoryLost, DeviceFailed, and what `WeightReader.read` raises.
@@ -58,12 +75,10 @@ class WeightPull:
         else:
             request = PullRequest(round_state, rounds_done, newest, self._into, arrived, part)
             version, _, flat = self._reader.read(request)
-        if flat is not self._flat:
-            self._flat, self._views = flat, self._layout.views(flat)
-        views = self._layout.cut(self._on_device.whole(flat)) if self._on_device else self._views
-        if not part:
-            return version, dict(views)
-        return version, {p.name: views[p.name] for p in self._layout.parameters_in(part)}
+        where = self._on_device.whole(flat) if self._on_device else flat
+        if where is not self._pulled.flat:
+            self._pulled = Pulled(self._layout, where)
+        return version, self._pulled
 
     def close(self) -> None:
         """Cancel a fetch that is under way."""

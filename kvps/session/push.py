@@ -7,7 +7,7 @@ repeated with the same gradients, under the same sequence number, and with no ot
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
@@ -15,14 +15,13 @@ from typing import NamedTuple
 from kvps.arrays.digest import finite
 from kvps.connection.sockets import CONNECTION_CUT
 from kvps.connection.urls import redacted
-from kvps.device.base import Flat
 from kvps.errors import ContributionLate, JobNotFound, NotFinite, ServerLost, WrongOrder, counted
 from kvps.protocol.answers import Accepted, InboxFull, ServerRestarted
 from kvps.protocol.scripts import JobScripts
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
 from kvps.session.membership import Membership
-from kvps.session.upload import GradientUpload
+from kvps.session.upload import Gradients, GradientUpload
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Uploads
 from kvps.transport.shared_memory import WritableSegment
@@ -77,6 +76,11 @@ class Push:
         self._digests: str | None = None  # of the try whose result is UNKNOWN, if it was whole
         self._upload: GradientUpload | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether gradients were added."""
+        return self._upload is not None
+
     def has(self, number: int) -> bool:
         """Return whether the gradient of this number in the layout was put."""
         return self._upload is not None and self._upload.has(number)
@@ -107,14 +111,14 @@ class Push:
 
     # -- gradients ----------------------------------------------------------------------------------------------
 
-    def add(self, number: int, array: Flat, buffers: GradientBuffers | None) -> None:
-        """Add one gradient, and send the chunks that are now complete. Raises NotFinite; then nothing has changed."""
+    def add(self, gradients: Sequence[Gradients], buffers: GradientBuffers | None) -> None:
+        """Add gradients, and send the chunks that are now complete. Raises NotFinite; then nothing has changed."""
         with self._encoder.home.current():
-            counts = self._is_finite(number, array)
+            counts = all(map(self._is_finite, gradients))
         upload = self._opened(True, False, buffers, "")
         try:
             upload.counts &= counts
-            upload.add({number: array}, last=False)
+            upload.add(gradients, last=False)
         except BaseException:  # a part may be sent, and the rest may arrive later
             self._upload = None
             if upload.begun:
@@ -123,7 +127,7 @@ class Push:
             raise
 
     def send(
-        self, arrays: Mapping[int, Flat], header: Header, buffers: GradientBuffers | None, withdraws: bool
+        self, gradients: Sequence[Gradients], header: Header, buffers: GradientBuffers | None, withdraws: bool
     ) -> Accepted:
         """Add the other gradients, and have the contribution accepted. `withdraws` says to detach the memory of
         `buffers` first, because other code may still write to it.
@@ -136,15 +140,15 @@ class Push:
         counts = self._upload is None or self._upload.counts
         checks_while_sending = self._upload is None and self._may_check_while_sending
         with self._encoder.home.current():
-            for number, array in arrays.items():
-                counts &= checks_while_sending or self._is_finite(number, array)
+            for gradient in gradients:
+                counts &= checks_while_sending or self._is_finite(gradient)
         upload = self._opened(counts, checks_while_sending, buffers, header.part)
         before, self.state = self.state, PushState.SENDING
         try:
             if counts:
-                upload.add(arrays)
+                upload.add(gradients)
             if not upload.finite:
-                counts = all(self._is_finite(number, array) for number, array in arrays.items())
+                counts = all(map(self._is_finite, gradients))
             digests = self._identity(upload, counts)
             if before is PushState.UNKNOWN and self._digests != digests:
                 raise WrongOrder(
@@ -205,7 +209,7 @@ class Push:
             in_place = buffers is not None and buffers.in_place
             with self._membership.memory_checked():
                 chunks = self._uploads.open(self.seq, live, self._membership.settled, in_place, part)
-            self._upload = GradientUpload(self._access.layout, self._encoder.residual, chunks, checks_finite, part)
+            self._upload = GradientUpload(self._encoder.runs, self._encoder.residual, chunks, checks_finite, part)
         return self._upload
 
     @property
@@ -214,13 +218,15 @@ class Push:
         overwrite those. Else the chunks of a contribution that is skipped stay on the server until a sweep."""
         return not self._encoder.lossy and (self._uploads.overwrites or self._access.config.nonfinite == "reject")
 
-    def _is_finite(self, number: int, array: Flat) -> bool:
+    def _is_finite(self, gradient: Gradients) -> bool:
         """Return whether a gradient counts. One with NaN or Inf is refused (NotFinite), or counts as zeros."""
-        if finite(array):
+        if finite(gradient.array):
             return True
         if self._access.config.nonfinite == "skip":
             return False
-        parameter = self._access.layout.parameters[number]
+        of_run = self._access.layout.parameters[gradient.first : gradient.stop]
+        start = of_run[0].start
+        parameter = next(p for p in of_run if not finite(gradient.array[p.start - start : p.stop - start]))
         raise NotFinite(
             f"{'buffer' if parameter.buffer else 'gradient'} {parameter.name!r} holds NaN or Inf and was not sent: "
             f"mend it, or create the job with nonfinite='skip' to count such gradients as zeros"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvps.arrays.inputs import one_number
-from kvps.arrays.layout import DTYPE, Array
+from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
 from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
@@ -34,7 +34,7 @@ from kvps.session.encoder import Encoder
 from kvps.session.inner_state import to_bytes
 from kvps.session.iteration import iteration_timer
 from kvps.session.membership import Membership
-from kvps.session.pull import WeightPull
+from kvps.session.pull import Pulled, WeightPull
 from kvps.session.push import Header, Push
 from kvps.session.round import Round
 from kvps.session.units import Units
@@ -88,6 +88,11 @@ class Session:
         return self._access.config
 
     @property
+    def layout(self) -> Layout:
+        """The layout of the job."""
+        return self._access.layout
+
+    @property
     def sequence(self) -> int:
         """How many contributions of this incarnation have been acknowledged."""
         return self._membership.sequence
@@ -128,14 +133,21 @@ class Session:
         only those of its parameters, and only they are read. Raises WorkerEvicted, JobNotFound, ServerLost,
         InvalidSetting if the job has no such part.
         """
+        self.layout.check_part(part)
+        return self._pull(part).named(part)
+
+    def pull_flat(self) -> Any:
+        """Pull as `pull` does, and return all weights as one array, (size,) float32 in the order of the layout."""
+        return self._pull("").flat
+
+    def _pull(self, part: str) -> Pulled:
         self._membership.check_usable()
-        self._access.layout.check_part(part)
         self._round.push.forget()
         self._timer.enter(WAIT)
         if (same := self._units.weights(self._round.unit)) and not part:
             self._round.pulled, weights = same
             self._timer.enter(COMPUTE)
-            return dict(weights)
+            return weights
         # First, because nothing may fail between taking a prefetched version and ordering the next.
         state, inline = self._await_round()
         self._timer.enter(FETCH)
@@ -145,7 +157,7 @@ class Session:
             while version < oldest:  # it was prefetched before this unit's round was open
                 version, weights = self._weights.pull(state, False, self.round, self._membership.round_state, part)
         self._membership.version, self._round.pulled = version, state
-        self._units.pulled(state, None if part else dict(weights))
+        self._units.pulled(state, None if part else weights)
         if self._access.config.partial_rounds:
             self.round = max(self.round, version)
         self._timer.enter(COMPUTE)
@@ -201,12 +213,12 @@ class Session:
         """
         self._check_may_push()
         place = self._round.push.buffer() or self._spare_memory()
-        self._round.buffers = GradientBuffers(self._access.layout, place)
+        self._round.buffers = GradientBuffers(self.layout, place)
         return dict(self._round.buffers.arrays)
 
     def _spare_memory(self) -> Array:
         if self._spare is None:
-            self._spare = np.empty(self._access.layout.size, DTYPE)
+            self._spare = np.empty(self.layout.size, DTYPE)
         return self._spare
 
     def put(self, name: str, grad: Any) -> None:
@@ -216,14 +228,14 @@ class Session:
         if it was put already, NotFinite, WrongOrder; after these nothing has changed. Raises WorkerEvicted.
         """
         self._check_may_push()
-        layout, push, buffers = self._access.layout, self._round.push, self._round.buffers
+        layout, push, buffers = self.layout, self._round.push, self._round.buffers
         number = layout.numbers.get(name)
         if number is None:
             raise LayoutMismatch(f"gradients do not fit the job: unknown {name}")
         if push.has(number):
             raise LayoutMismatch(f"gradient {name!r} was put already: push() first")
         layout.check(number, grad, "gradient")
-        push.add(number, self._encoder.flat({number: grad}, buffers)[number], buffers)
+        push.add(self._encoder.flat({number: grad}, buffers), buffers)
 
     def push(
         self, grads: Mapping[str, Any] | None = None, loss: Any = None, weight: int | None = None, part: str = ""
@@ -248,9 +260,10 @@ class Session:
         withdraws = round_.buffers is not None and round_.buffers.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
         weight = self.check_weight(weight)
-        self._access.layout.check_part(part)
+        self.layout.check_part(part)
         self._timer.enter(PUSH)
-        rest = self._access.layout.rest({} if grads is None else grads, "gradient", round_.push.has, part)
+        has = round_.push.has if round_.push.begun else None
+        rest = self.layout.rest({} if grads is None else grads, "gradient", has, part)
         traces = self._timer.due()
         header = Header(self.version, pulled.history, round_.unit, traces, weight, part)
         more_units = True

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from kvps.arrays.layout import Array
 from kvps.connection.client import WAIT_MS
@@ -13,6 +11,7 @@ from kvps.partitions import unit_seed
 from kvps.protocol.answers import NextUnit, ServerRestarted
 from kvps.protocol.job_state import RoundState
 from kvps.session.membership import Membership
+from kvps.session.pull import Pulled
 from kvps.session.round import Round
 from kvps.transport.opening import OpenedJob
 
@@ -30,7 +29,7 @@ class Units:
         self._rounds = access.config.unit_rounds
         self._membership = membership
         self._state: RoundState | None = None  # that of the last pull
-        self._weights: Mapping[str, Any] | None = None  # those of the last pull, while they are whole
+        self._weights: Pulled | None = None  # those of the last pull, while they are whole
         self._taken_at = time.perf_counter()
         self._late_ms = WAIT_MS  # after so long it asks whether a unit is late
 
@@ -68,11 +67,11 @@ class Units:
         self._taken_at = time.perf_counter()
         return answer
 
-    def pulled(self, state: RoundState, weights: Mapping[str, Any] | None) -> None:
+    def pulled(self, state: RoundState, weights: Pulled | None) -> None:
         """Note a pull of the whole weights; None if it was of a part of them."""
         self._state, self._weights = state, weights
 
-    def weights(self, unit: int | None) -> tuple[RoundState, Mapping[str, Any]] | None:
+    def weights(self, unit: int | None) -> tuple[RoundState, Pulled] | None:
         """Return the round state and weights of the last pull, if a unit must be computed on just these."""
         if self._rounds is None or unit is None or self._access.config.staleness or self._weights is None:
             return None

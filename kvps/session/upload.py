@@ -6,14 +6,24 @@ bytes are sent, while they are in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from kvps.arrays.digest import Buffers, finite, fold, view
 from kvps.arrays.error_feedback import Residual
-from kvps.arrays.layout import Array, Layout
-from kvps.device.base import Flat
+from kvps.arrays.layout import Array
+from kvps.arrays.runs import Runs
+from kvps.device.base import CPU, Flat
 from kvps.transport.base import ChunkUpload
+
+
+class Gradients(NamedTuple):
+    """The gradients of the parameters with the numbers `first` to `stop` - 1, end to end in one flat array."""
+
+    first: int
+    stop: int
+    array: Flat
 
 
 class GradientUpload:
@@ -28,7 +38,7 @@ class GradientUpload:
 
     def __init__(
         self,
-        layout: Layout,
+        runs: Runs,
         residual: Residual | None,
         chunks: ChunkUpload,
         checks_finite: bool = False,
@@ -40,24 +50,27 @@ class GradientUpload:
         self.counts = True
         self.begun = False
         self._checks_finite = checks_finite
-        self._layout = layout
+        self._runs = runs
+        self._layout = runs.layout
         self._residual = residual
         if residual:
             residual.begin()
-        self._arrays: list[Flat | None] = [None] * len(layout.parameters)
-        self._missing = [[len(pieces) for pieces in chunks] for chunks in layout.pieces]
-        self._digests = [[""] * len(chunks) for chunks in layout.pieces]
+        self._added = bytearray(len(runs.of))
+        self._lacks = [len(run) for run in runs.numbers]  # parameters that are to be added to each run
+        self._gathered: list[list[Gradients]] = [[] for _ in runs.numbers]
+        self._missing = [[len(pieces) for pieces in chunks] for chunks in self._layout.pieces]
+        self._digests = [[""] * len(chunks) for chunks in self._layout.pieces]
         self._whole: list[tuple[int, int]] = []  # complete chunks that are not sent yet
-        self._first = [0, *accumulate(len(chunks) for chunks in layout.pieces)]  # number of a shard's first chunk
+        self._first = [0, *accumulate(len(chunks) for chunks in self._layout.pieces)]  # number of a shard's first chunk
 
     def has(self, number: int) -> bool:
-        """Return whether the `number`-th array was put."""
-        return self._arrays[number] is not None
+        """Return whether the gradient of the `number`-th parameter was added."""
+        return bool(self._added[number])
 
-    def add(self, arrays: Mapping[int, Flat], last: bool = True) -> None:
-        """Add arrays, by their numbers in the layout, and send the chunks that are now complete. If none may leave
-        before all are complete, they leave with the `last` arrays."""
-        self._whole += self._completed(arrays)
+    def add(self, gradients: Iterable[Gradients], last: bool = True) -> None:
+        """Add gradients, each within one run, and send the chunks that are now complete. If none may
+        leave before all are complete, they leave with the `last` ones."""
+        self._whole += self._completed(gradients)
         if not (last or self.chunks.immediate):
             return
         whole, self._whole = self._whole, []
@@ -67,14 +80,30 @@ class GradientUpload:
         if not last:  # the user may write to the arrays again, and the digests must be of the bytes that were sent
             self.chunks.flush()
 
-    def _completed(self, arrays: Mapping[int, Flat]) -> Iterator[tuple[int, int]]:
-        """Yield the chunks that these arrays complete, as (shard, number)."""
-        for number, array in arrays.items():
-            self._arrays[number] = array
+    def _completed(self, gradients: Iterable[Gradients]) -> Iterator[tuple[int, int]]:
+        """Yield the chunks that these gradients complete, as (shard, number)."""
+        for gradient in gradients:
+            count = gradient.stop - gradient.first
+            self._added[gradient.first : gradient.stop] = b"\1" * count
+            number = self._runs.of[gradient.first]
+            self._gathered[number].append(gradient)
+            self._lacks[number] -= count
+            if self._lacks[number]:
+                continue
             for shard, chunk in self._layout.chunks_of[number]:
                 self._missing[shard][chunk] -= 1
                 if not self._missing[shard][chunk]:
                     yield shard, chunk
+
+    def _array(self, number: int) -> Flat:
+        """Return the array of a whole run."""
+        gathered = self._gathered[number]
+        if len(gathered) > 1:  # it was added in parts
+            arrays = [gradient.array[:] for gradient in sorted(gathered, key=lambda gradient: gradient.first)]
+            home = self._residual.home if self._residual else CPU
+            run = self._runs.numbers[number]
+            gathered[:] = [Gradients(run.start, run.stop, home.xp.concatenate(arrays))]
+        return gathered[0].array
 
     def _values(self, chunks: Sequence[tuple[int, int]]) -> Iterator[Buffers]:
         """Yield the bytes of each chunk. In host memory they are made just before they are sent, out of the cache."""
@@ -89,9 +118,7 @@ class GradientUpload:
         shard, number = chunk
         pieces = []
         for p in self._layout.pieces[shard][number]:
-            array = self._arrays[p.number]
-            assert array is not None
-            pieces.append(array[p.start : p.stop])
+            pieces.append(self._array(p.number)[p.start : p.stop])
         if self._checks_finite:  # the send then reads them from the cache
             self.finite = self.finite and all(map(finite, pieces))
         return pieces

@@ -69,7 +69,7 @@ class GroupSession:
     """
 
     def __init__(self, job: Job, channel: _Channel, join: Callable[[], Session]) -> None:
-        self._layout = job.layout
+        self.layout = job.layout
         self._channel = channel
         self._session: Session | None = None  # the leader's
         self._weights: Array = np.zeros(job.layout.size, DTYPE)
@@ -85,16 +85,19 @@ class GroupSession:
 
     def pull(self) -> dict[str, Array]:
         """Return the newest weights, name -> read-only array, as `Session.pull` does; valid until the next pull."""
+        return self.layout.views(self.pull_flat())
+
+    def pull_flat(self) -> Array:
+        """Pull as `Session.pull_flat` does."""
 
         def pulled() -> Message:
-            weights = self._leading.pull()
-            np.concatenate(self._layout.hosted(weights, "parameter"), out=self._weights)
+            np.copyto(self._weights, self._leading.pull_flat())
             return self._here()
 
         self._led(pulled)
         with self._or_lost():
             self._channel.broadcast(self._weights)
-        return self._layout.views(self._weights)
+        return self._weights
 
     def next_unit(self) -> int | None:
         """Return the unit of data that the next push of the group will have used, as `Session.next_unit` does."""
@@ -109,16 +112,16 @@ class GroupSession:
         """
         losses = self._agree_on(grads, loss)
         shown = sum(losses) / len(losses) if losses else None
-        buffers = self._gradient[self._layout.buffer_start :]
+        buffers = self._gradient[self.layout.buffer_start :]
         own = buffers.copy()
         with self._or_lost():
             self._channel.reduce(self._gradient)
 
         def pushed() -> Message:
             np.divide(self._gradient, np.float32(self._channel.size), out=self._gradient)
-            if self._layout.buffer_kind == "rank0":  # of a group, the leader's
+            if self.layout.buffer_kind == "rank0":  # of a group, the leader's
                 np.copyto(buffers, own)
-            self._leading.push(self._layout.views(self._gradient), shown)
+            self._leading.push(self.layout.views(self._gradient), shown)
             return self._here()
 
         return int(self._led(pushed)["clock"])
@@ -150,7 +153,7 @@ class GroupSession:
         message: Message = {}
         failed: KvpsError | None = None
         try:
-            np.concatenate(self._layout.hosted(grads, "gradient"), out=self._gradient)
+            np.concatenate(self.layout.hosted(grads, "gradient"), out=self._gradient)
             message = {} if loss is None else {"loss": one_number(loss, "the loss")}
         except KvpsError as error:
             failed, message = error, _as_message(error)

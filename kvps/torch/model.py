@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from kvps.arrays.layout import BUFFER_KINDS, Array, Buffer
 from kvps.errors import InvalidSetting, LayoutMismatch, shown
 from kvps.job import Job
+from kvps.torch.flat_tensors import tensor_of
 from kvps.torch.names import in_job, named_buffers, named_parameters, persistent_names
 
 Parameters = dict[str, torch.nn.Parameter]
@@ -104,11 +104,6 @@ class JobBuffers:
                 raise LayoutMismatch(f"the model no longer has the buffer {name!r}, which is in its job: put it back")
         return {of_job: present[name] for of_job, name in self._names.items()}
 
-    @property
-    def float32(self) -> dict[str, torch.Tensor]:
-        """Name -> float32 tensor, as a worker pushes it."""
-        return _exact(self.tensors)
-
 
 def fitting(job: Job, model: torch.nn.Module) -> tuple[Parameters, JobBuffers]:
     """Return the model's trained parameters, under the job's names, and its buffers if the job has buffers. Raises
@@ -116,7 +111,7 @@ def fitting(job: Job, model: torch.nn.Module) -> tuple[Parameters, JobBuffers]:
     params, buffers = trained(model), job_buffers(model) if job.layout.buffer_kind else {}
     names = in_job([*params, *buffers], job.layout.numbers)
     mine = _exact({names.get(name, name): tensor for name, tensor in (params | buffers).items()})
-    job.layout.rest(mine, "parameter", lambda _: False)
+    job.layout.rest(mine, "parameter")
     of_buffers = {names[name]: name for name in buffers}
     return {names[name]: parameter for name, parameter in params.items()}, JobBuffers(model, of_buffers)
 
@@ -126,20 +121,12 @@ def fill(tensors: Mapping[str, torch.Tensor], weights: Mapping[str, Array]) -> N
     of a pull."""
     with torch.no_grad():
         for name, array in weights.items():
-            tensors[name].copy_(torch.from_numpy(np.asarray(_Exposed(array))))
+            tensors[name].copy_(tensor_of(array))
 
 
 def _exact(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return them as float32; those that are float32 are the same memory."""
     return {name: tensor.detach().float() for name, tensor in tensors.items()}
-
-
-class _Exposed:
-    """A read-only array's memory, shown as writable because PyTorch warns of read-only arrays; it is only read."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array  # keeps the memory alive for its users
-        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
 
 
 def check_steps_all(optimizer: torch.optim.Optimizer, params: Parameters, what: str) -> None:

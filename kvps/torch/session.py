@@ -6,20 +6,21 @@ import logging
 import weakref
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
-from kvps.arrays.layout import DTYPE
+from kvps.arrays.layout import Array
 from kvps.errors import ContributionLate, InvalidSetting, LayoutMismatch, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
 from kvps.session.session import Session
 from kvps.torch.batches import Batches, batches_of
+from kvps.torch.flat_tensors import FlatTensors
 from kvps.torch.group import GroupSession, join_as_group
 from kvps.torch.loading import trains_here
 from kvps.torch.local_steps import LocalSteps
@@ -130,6 +131,7 @@ class TorchSession:
         self._params = params
         self._buffers = buffers
         self._watch = ModelWatch(buffers.model, params)
+        self._flat = FlatTensors(params | buffers.tensors, session.layout)
         self._local = local
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # sent during backward, with its count of writes then
         self._overlap = overlap
@@ -187,26 +189,30 @@ class TorchSession:
         if self._local:
             self._pull_to(self._local)
         else:
-            self._fill(self.session.pull())
+            self._begin(self.session.pull_flat())
 
     def _pull_to(self, local: LocalSteps) -> None:
         assert isinstance(self.session, Session)  # a group takes no local steps
-        weights, round_ = None, self.session.round
+        flat, fragment, round_ = None, dict[str, Array](), self.session.round
         if not local.under_way:
-            weights = self.session.pull(local.to_pull)
-            if local.to_pull and self.session.round > round_:
-                # Rounds were made without this worker, and so its own weights of the other fragments are old.
-                local.to_pull = ""
-                weights = self.session.pull()
-        self._fill(weights or {})
-        local.begin(weights is not None, self.session.version_age_s)
+            if local.to_pull:
+                fragment = self.session.pull(local.to_pull)
+                if self.session.round > round_:
+                    # Rounds were made without this worker, and so its own weights of the other fragments are old.
+                    local.to_pull, fragment = "", {}
+            if not local.to_pull:
+                flat = self.session.pull_flat()
+        self._begin(flat)
+        fill(self._params, fragment)
+        local.begin(not local.under_way, self.session.version_age_s)
 
-    def _fill(self, weights: dict[str, Any]) -> None:
-        """Copy weights into the model, and clear its gradients."""
+    def _begin(self, flat: Array | None = None) -> None:
+        """Clear the model's gradients, and copy weights into it, if there are new ones."""
         self._put.clear()
         for parameter in self._params.values():
             parameter.grad = None
-        fill(self._params | self._buffers.tensors, weights)
+        if flat is not None:
+            self._flat.fill(self._params | self._buffers.tensors, flat)
 
     def step(self, loss: float | torch.Tensor | None = None, weight: int | None = None) -> int:
         """Push every parameter's `.grad`, by which the aggregator steps; return the clock that acknowledges it.
@@ -240,7 +246,7 @@ class TorchSession:
     def _push(
         self, grads: dict[str, Any], loss: float | torch.Tensor | None, weight: int | None, part: str = ""
     ) -> int:
-        grads |= self._buffers.float32
+        grads = self._flat.gathered(grads | self._buffers.tensors)
         try:
             if isinstance(self.session, GroupSession):
                 clock = self.session.push(grads, loss)
@@ -291,7 +297,9 @@ class TorchSession:
             raise WrongOrder(
                 f"gradient {name!r} was sent, and is added to again: join with overlap=False for several backward()"
             )
-        grad = _dense(name, parameter.grad)
+        grad = parameter.grad
+        assert grad is not None
+        _check_dense(name, grad)
         assert isinstance(self.session, Session)  # a group sends nothing early
         try:
             self.session.put(name, grad.float())
@@ -309,13 +317,17 @@ class TorchSession:
                 raise WrongOrder(
                     f"gradient {name!r} was changed after it was sent: join with overlap=False to clip or unscale"
                 )
-        if all(p.grad is None for p in self._params.values()):
+        rest = {name: p for name, p in self._params.items() if name not in self._put} if self._put else self._params
+        grads: dict[str, Any] = {name: p.grad for name, p in rest.items()}
+        lacking = [name for name, grad in grads.items() if grad is None]
+        if len(lacking) == len(self._params):
             raise WrongOrder("no parameter has a gradient: call loss.backward() between pull() and step()")
-        return {
-            name: np.zeros(tuple(p.shape), DTYPE) if p.grad is None else _dense(name, p.grad).float()
-            for name, p in self._params.items()
-            if name not in self._put
-        }
+        for name in lacking:
+            grads[name] = torch.zeros_like(self._params[name])
+        if set(map(attrgetter("layout"), grads.values())) != {torch.strided}:
+            for name, grad in grads.items():
+                _check_dense(name, grad)
+        return grads
 
     def __enter__(self) -> TorchSession:
         return self
@@ -340,8 +352,6 @@ def _remove(hooks: list[RemovableHandle]) -> None:
         hook.remove()
 
 
-def _dense(name: str, grad: torch.Tensor | None) -> torch.Tensor:
-    assert grad is not None
+def _check_dense(name: str, grad: torch.Tensor) -> None:
     if grad.layout is not torch.strided:
         raise LayoutMismatch(f"gradient {name!r} is sparse: kvps moves whole arrays, make its layer with sparse=False")
-    return grad

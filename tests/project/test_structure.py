@@ -30,7 +30,9 @@ LONG = {  # file: why it is longer
     "kvps/job.py": "the public face of a job",
     "kvps/protocol/scripts.py": "a typed method for every script",
     "kvps/server/private_server.py": "one server's whole life",
+    "kvps/session/session.py": "the public face of a worker",
     "kvps/store.py": "the public face of a server",
+    "kvps/torch/session.py": "the public face of a worker with a model",
     "kvps/transport/shared_memory.py": "one format of files, read and written here alone",
 }
 FUNCTION_LINES = 60

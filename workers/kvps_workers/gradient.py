@@ -70,7 +70,7 @@ def _weighted_sum(layout: Layout, terms: Iterable[tuple[Gradient, float]], xp: M
     loss, sums = 0.0, dict[str, Any]()
     for gradient, weight in terms:
         loss += weight * gradient.loss
-        for number, array in layout.rest(gradient.grads, "gradient", lambda _: False).items():
+        for number, array in layout.rest(gradient.grads, "gradient").items():
             name = layout.parameters[number].name
             product = xp.asarray(xp.multiply(xp.asarray(array), np.float32(weight)))
             sums[name] = xp.add(sums[name], product, out=sums[name]) if name in sums else product

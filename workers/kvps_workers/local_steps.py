@@ -112,7 +112,7 @@ class LocalSteps:
     def _take(self, grads: Mapping[str, Any]) -> bool:
         """Copy a gradient, which a step overwrites. Return whether it counts; raises NotFinite unless the job skips it.
         One with NaN or Inf would stay in the optimizer's state for good."""
-        for number, grad in self._layout.rest(grads, "gradient", lambda _: False).items():
+        for number, grad in self._layout.rest(grads, "gradient").items():
             p = self._layout.parameters[number]
             self._gradient[p.start : p.stop] = self._device.flat(grad)
         counts = finite(self._gradient)

@@ -1,0 +1,82 @@
+"""A model of many small parameters and buffers: all are copied together, to the same bits."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from helpers.harness import aggregating
+from helpers.waiting import eventually
+from torch import nn
+
+import kvps
+import kvps.torch
+from kvps.store import Store
+
+
+class Mixed(nn.Module):
+    """Small and large parameters, of several shapes and dtypes, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = [(3,)] * 9 + [(2, 3), (), (4,), (80, 80), (2, 2), (5,), (1, 3)]
+        self.all = nn.ParameterList(torch.randn(shape) for shape in shapes)
+        self.short = nn.Parameter(torch.randn(6, dtype=torch.bfloat16))
+        self.norm = nn.BatchNorm1d(3)
+
+
+def test_each_parameter_moves_by_its_own_gradient(store: Store, transport: str) -> None:
+    torch.manual_seed(1)
+    model = Mixed()
+    before = {name: p.detach().float().clone() for name, p in model.named_parameters()}
+    job = store.create_job(
+        "job",
+        kvps.torch.parameters(model, buffers="average"),
+        workers=1,
+        transport=transport,
+        optimizer=kvps.SGD(lr=1.0),
+    )
+    expected = {}
+    with aggregating(job), kvps.torch.join(job, model, "w0") as worker:
+        worker.pull()
+        for name, p in model.named_parameters():
+            p.grad = torch.randn(p.shape).to(p.dtype)
+            expected[name] = before[name] - p.grad.float()
+        model.all[3].grad = None
+        expected["all.3"] = before["all.3"]
+        model.norm.running_mean.add_(7)
+        worker.step()
+        worker.pull()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(p.detach(), expected[name].to(p.dtype), rtol=0, atol=0, msg=name)
+        assert model.norm.running_mean.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 3)])
+def test_many_small_parameters_cost_no_call_each(store: Store, shape: tuple[int, ...]) -> None:
+    """A pull and a step of 2,000 parameters: less than one function of Python for each."""
+    model = nn.Module()
+    model.all = nn.ParameterList(torch.zeros(shape) for _ in range(2_000))
+    job = store.create_job("job", kvps.torch.parameters(model), workers=1)
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    with aggregating(job), kvps.torch.join(job, model, "w0") as worker:
+        for round_ in range(3):
+            assert eventually(lambda done=round_: job.state().version == done)
+            calls = 0
+            sys.setprofile(count)
+            worker.pull()
+            sys.setprofile(None)
+            pulled = calls
+            for p in model.all:
+                p.grad = torch.ones(shape)
+            calls = 0
+            sys.setprofile(count)
+            worker.step()
+            sys.setprofile(None)
+    assert max(pulled, calls) < 2_000, (pulled, calls)
