@@ -52,6 +52,11 @@ def of_copy(rank: int, workers: int, job: str, id: str, settings: Mapping[str, A
     return {_RANK: str(rank)} | _of_run(workers, job, id, settings)
 
 
+def is_evaluator() -> bool:
+    """Whether this process evaluates the versions of a run, and is no worker of it."""
+    return launcher.evaluates()
+
+
 def of_evaluator(orders: Orders, workers: int, job: str, id: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables of the process that evaluates the versions of a run, except the URL."""
     return orders.variable() | _of_run(workers, job, id, settings)

@@ -25,9 +25,10 @@ except ModuleNotFoundError as error:
 
 from kvps.torch.batches import Batches
 from kvps.torch.distributed import Optimizer
+from kvps.torch.evaluation import evaluates
 from kvps.torch.loading import Loaded, load
 from kvps.torch.model import parameters
 from kvps.torch.optimizer import optimizer
 from kvps.torch.session import TorchSession, join
 
-__all__ = ["Batches", "Loaded", "Optimizer", "TorchSession", "join", "load", "optimizer", "parameters"]
+__all__ = ["Batches", "Loaded", "Optimizer", "TorchSession", "evaluates", "join", "load", "optimizer", "parameters"]

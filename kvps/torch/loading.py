@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from weakref import WeakSet
 
 import torch
 
-from kvps.arrays.layout import Layout
+from kvps.arrays.layout import Array, Layout
 from kvps.errors import InvalidSetting, LayoutMismatch, shown, some_of
 from kvps.job import Job
 from kvps.parsing import names_like
@@ -69,11 +69,27 @@ def load(
     if not job.layout.buffer_kind:
         _warn_of_buffers(job, model)
     version, weights = job.snapshot()
-    with torch.inference_mode(any(tensor.is_inference() for tensor in tensors.values())):
-        fill(tensors, {name: weights[name] for name in tensors})
+    _fill(tensors, weights)
     loaded = Loaded(version)
     loaded.missing_keys, loaded.unexpected_keys = missing, unexpected
     return loaded
+
+
+def fill_with(job: Job, model: torch.nn.Module, weights: Mapping[str, Array]) -> None:
+    """Copy the weights of one version into a model that has all of them, as `load` does. Raises LayoutMismatch."""
+    places = _places(model)
+    found = in_job(places, _wanted(job.layout, ""))
+    if unexpected := [name for name in weights if name not in set(found.values())]:
+        raise LayoutMismatch(_differences([], unexpected, bool(found)))
+    tensors = _checked(job.layout, places, found)
+    if not job.layout.buffer_kind:
+        _warn_of_buffers(job, model)
+    _fill(tensors, weights)
+
+
+def _fill(tensors: Places, weights: Mapping[str, Array]) -> None:
+    with torch.inference_mode(any(tensor.is_inference() for tensor in tensors.values())):
+        fill(tensors, {name: weights[name] for name in tensors})
 
 
 def trains_here(model: torch.nn.Module) -> None:

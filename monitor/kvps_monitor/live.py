@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvps.config import JobConfig
+from kvps.history.evaluations import Evaluation
 from kvps.history.events import Event, EventLog
 from kvps.job import Job
 from kvps.parsing import number
@@ -47,8 +48,12 @@ class JobWatch:
         """Return the job as it is now. Raises JobNotFound, CorruptData, ServerLost."""
         job, state, keys = self.job, self.job.state(), self.job.access.keys
         self._read_traces(list(state.members))
-        activity, aggregators = job.access.client.together(
-            [("HGETALL", keys.activity), ("ZRANGE", keys.aggregators, 0, -1, "WITHSCORES")]
+        activity, aggregators, evaluation = job.access.client.together(
+            [
+                ("HGETALL", keys.activity),
+                ("ZRANGE", keys.aggregators, 0, -1, "WITHSCORES"),
+                ("HGETALL", keys.evaluation),
+            ]
         )
         events = EventLog(job.access.client, keys).newest(self._events)
         used, limit = job.access.server.memory()
@@ -89,6 +94,7 @@ class JobWatch:
             shards=shards,
             standbys=self._standbys(now, aggregators),
             events=events,
+            evaluation=Evaluation.stored(evaluation) if evaluation else None,
         )
 
     def kept(self) -> tuple[dict[str, list[Iteration]], dict[int, list[ShardVersion]]]:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from kvps.errors import counted
+from kvps.history.evaluations import Evaluation
 from kvps.history.events import Event
 
 WORKING = ("computing", "fetching", "pushing", "waiting")
@@ -102,6 +103,7 @@ class JobView:
     standbys       aggregators that hold no shard, and take over one whose holder is gone
     memory, memory_limit  bytes that the server uses, and may use; 0 is no limit
     events         the newest events of its log, oldest first
+    evaluation     what was reported last of the weights of a version; None if nothing was
     """
 
     job: str
@@ -135,6 +137,13 @@ class JobView:
     shards: list[ShardView]
     standbys: list[str]
     events: list[Event] = field(repr=False)
+    evaluation: Evaluation | None = None
+
+    @property
+    def evaluation_text(self) -> str:
+        """The newest evaluation in words; "" without one."""
+        e = self.evaluation
+        return f"evaluation of {e}, by {e.by}" if e else ""
 
     @property
     def units_text(self) -> str:
@@ -148,4 +157,5 @@ class JobView:
 
     def as_json(self) -> dict[str, Any]:
         """Return all of it as JSON; see `event_json`."""
-        return asdict(self) | {"events": [event_json(event) for event in self.events]}
+        told = self.evaluation and self.evaluation._asdict()
+        return asdict(self) | {"evaluation": told, "events": [event_json(event) for event in self.events]}

@@ -38,6 +38,8 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     console.print(f"version {view.version:,}  head {view.head[:12]}  {counted(view.backlog, 'contribution')} waiting")
     if view.units_text:
         console.print(view.units_text)
+    if view.evaluation_text:
+        console.print(printable(view.evaluation_text), soft_wrap=True)
     if c.transport == "shm":
         console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept:,}")
     for shard in view.shards:
@@ -76,7 +78,7 @@ def _without_holder(job: Job, state: State) -> str:
 
 
 def _as_dict(job: Job, state: State, holders: list[str], traces: dict[str, Trace], pending: int) -> dict[str, Any]:
-    c = job.config
+    c, told = job.config, job.evaluation()
     return summary(job, state) | {
         "shards": c.shards,
         "transport": c.transport,
@@ -85,6 +87,7 @@ def _as_dict(job: Job, state: State, holders: list[str], traces: dict[str, Trace
         "clock": dict(state.clock),
         "pending": pending,
         "holders": holders,
+        "evaluation": told and told._asdict(),
         "members": {member.worker: _member(member, traces.get(member.worker)) for member in _by_rank(state)},
     }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from kvps.store import Store, fresh_id
 from kvps_cli import connect, options
 from kvps_cli.output import log_options, say, start_log
 from kvps_cli.supervise import Child, Supervisor
+from kvps_cli.train.evaluator import EvaluatorOptions, EvaluatorProcess
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.progress import (
     POLL_S,
@@ -46,6 +47,7 @@ _LAST_S = 5.0  # for the other copies, when the first has ended without making t
 def run(
     settings: JobOptions,
     kept: KeptFiles,
+    evaluation: EvaluatorOptions,
     server: connect.ServerOptions,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run, as in: python train.py --rounds 500")
@@ -66,6 +68,7 @@ def run(
     if job is not None:
         check_new_name("job", job)
     kept.prepare(fresh=True)
+    evaluation.prepare(kept.kept_log.directory, _checked)
     given = {name: value for name, value in settings.given.items() if name != "workers"}
     JobConfig(workers=settings.workers, **given)
     quiet = start_log(quiet, verbose)
@@ -76,7 +79,8 @@ def run(
             raise job_exists(str(job))
         name = job or store.free_name(_name_of(command))
         supervised = _Run(store, name, quiet, log_options(quiet, verbose), kept, settings.most)
-        created, copies = supervised.train(command, settings.workers, given, aggregators)
+        with supervised.evaluated(evaluation, command, settings.workers, given) as evaluator:
+            created, copies = supervised.train(command, settings.workers, given, aggregators, evaluator)
         if created is None:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
                 raise KvpsError(f"the run ends: {failed} failed before a job was made")
@@ -115,14 +119,32 @@ class _Run:
         self, store: Store, name: str, quiet: bool, log_options: Sequence[str], kept: KeptFiles, most: int
     ) -> None:
         self._store, self._name, self._id, self._quiet = store, name, fresh_id(), quiet
-        launched_by = launcher.this_process("kvps run", most)
-        self._supervisor = Supervisor(store, launched_by, self._find, options=log_options)
+        self._launched_by = launcher.this_process("kvps run", most)
+        self._supervisor = Supervisor(store, self._launched_by, self._find, options=log_options)
         self._kept = kept
         self._most = most
         self._shown = 0  # the version whose figures were shown
 
+    @contextmanager
+    def evaluated(
+        self, evaluation: EvaluatorOptions, command: Sequence[str], workers: int, settings: Mapping[str, Any]
+    ) -> Iterator[EvaluatorProcess | None]:
+        """Evaluate the versions of the job that is trained inside the block, if that is wanted."""
+        if evaluation.orders is None:
+            yield None
+            return
+        supervisor = Supervisor(self._store, self._launched_by, self._find)
+        environment = launch.of_evaluator(evaluation.orders, workers, self._name, self._id, settings)
+        with EvaluatorProcess(supervisor, evaluation, command, environment) as evaluator:
+            yield evaluator
+
     def train(
-        self, command: Sequence[str], workers: int, settings: Mapping[str, Any], aggregators: int
+        self,
+        command: Sequence[str],
+        workers: int,
+        settings: Mapping[str, Any],
+        aggregators: int,
+        evaluator: EvaluatorProcess | None,
     ) -> tuple[Job | None, list[Child]]:
         """Run the copies until they have ended; the job waits for `workers` of them. Return the job that they made, if
         any, and the copies."""
@@ -137,9 +159,12 @@ class _Run:
                 copies.append(supervisor.run(f"w{rank}", command, environment))
             job = self._job_made(copies)
             if job:
-                with self._kept.logging_to(job, self._quiet), Display(job, {}, self._quiet) as display:
-                    scaled = Copies(supervisor, copies, workers)
-                    follow(supervisor, job, serving, scaled, display, lambda state: self._show_figures(job, state))
+                with self._kept.logging_to(job, self._quiet):
+                    with Display(job, {}, self._quiet) as display:
+                        scaled = Copies(supervisor, copies, workers)
+                        follow(supervisor, job, serving, scaled, display, lambda state: self._show_figures(job, state))
+                    if evaluator and job.state().finished(job.config):
+                        evaluator.await_last(self._quiet)
                 finish(supervisor, job, serving)
                 self._show_figures(job, job.state())
             return job, copies

@@ -37,7 +37,7 @@ _OF_JOB = (
         "elapsed_s",
         "eta_s",
     ),
-    *("memory", "memory_limit", "model_bytes", "expected_workers"),
+    *("memory", "memory_limit", "model_bytes", "expected_workers", "evaluation_text"),
 )
 _OF_SHARD = ("shard", "holder", "term", "commits_per_s", "received_per_s", "stored_per_s")
 _NAMED = 6

@@ -2,6 +2,7 @@
 
     version,job,at_ms,contributions,...,loss/w0,...
 
+An evaluation is a row of its own, behind that of its version, with figures under eval/ alone: it comes later.
 A new figure, as of a worker that joins late, is a new column: the file is then written again beside itself and renamed.
 """
 
@@ -28,11 +29,12 @@ _MOST_DIGITS = 15  # of a version
 
 
 class CsvFile:
-    """A logger. `last` is the version of the last row that it has, 0 without one."""
+    """A logger. `last` is the version of the last row that it has, 0 without one; `evaluated` is the time of the last
+    evaluation, in ms."""
 
     def __init__(self, path: Path, lineage: Lineage) -> None:
         """Open or make the file. Raises InvalidSetting for a file of other content, of another job or in use."""
-        self.last = 0
+        self.last = self.evaluated = 0
         self._path = path
         self._mark = lineage.mark
         self._columns: list[str] = []
@@ -63,7 +65,12 @@ class CsvFile:
             _append(self._file, text.getvalue().encode())
         except OSError as error:
             raise KvpsError(f"{self._path}: {error.strerror}") from None
-        self.last = rows[-1].version if rows else self.last
+        self.last = max(self.last, rows[-1].version) if rows else self.last
+
+    def write_evaluations(self, rows: Sequence[Row]) -> None:
+        """Append rows of evaluations as `write` does. Raises KvpsError."""
+        self.write(rows)
+        self.evaluated = rows[-1].at_ms if rows else self.evaluated
 
     def close(self) -> None:
         """Close the file. Raises KvpsError."""
@@ -83,8 +90,11 @@ class CsvFile:
         mark, last = "", 0
         lines = self._lines(whole)
         self._columns = next(lines, [])
+        of_evaluations = [n for n, name in enumerate(self._columns) if name.startswith("eval/")]
         for cells in lines:
-            last, mark = self._version(cells), cells[1]
+            last, mark = max(last, self._version(cells)), cells[1]
+            if any(cells[n] for n in of_evaluations):
+                self.evaluated = max(self.evaluated, self._time(cells))
         if mark:
             try:
                 self.last = lineage.kept(mark, last)
@@ -98,6 +108,11 @@ class CsvFile:
         if len(cells) != len(self._columns) or not cells[0].isdecimal() or len(cells[0]) > _MOST_DIGITS:
             raise InvalidSetting(f"{self._path} is damaged: {','.join(cells)[:40]!r} is no row of a log")
         return int(cells[0])
+
+    def _time(self, cells: list[str]) -> int:
+        if not cells[2].isdecimal() or len(cells[2]) > _MOST_DIGITS:
+            raise InvalidSetting(f"{self._path} is damaged: {cells[2][:40]!r} is no time of a row")
+        return int(cells[2])
 
     def _lines(self, end: int) -> Iterator[list[str]]:
         """Yield the cells of each line that begins before `end`."""

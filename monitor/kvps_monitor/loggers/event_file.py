@@ -28,7 +28,8 @@ _MOST_RECORD = 1 << 24
 
 
 class EventFile:
-    """A logger. `last` is the version of the last row in the directory, 0 without one."""
+    """A logger. `last` is the version of the last row in the directory, 0 without one; `evaluated` is the time of the
+    last evaluation, in ms."""
 
     def __init__(self, directory: Path, lineage: Lineage) -> None:
         """Begin a file. Raises InvalidSetting for a directory of another job, or that cannot be written."""
@@ -37,6 +38,7 @@ class EventFile:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._directory = directory
+        self.evaluated = 0
         self.last, purged = self._continued(lineage)
         try:
             make_directory(directory)
@@ -56,8 +58,13 @@ class EventFile:
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
             event = self._event(wall_time=row.at_ms / 1000, step=row.version, summary=self._summary(value=values))
             self._write(event)
-            self.last = row.version
+            self.last = max(self.last, row.version)
         self._act("flush")
+
+    def write_evaluations(self, rows: Sequence[Row]) -> None:
+        """Append rows of evaluations, each at the step of its version, which readers sort. Raises KvpsError."""
+        self.write(rows)
+        self.evaluated = rows[-1].at_ms if rows else self.evaluated
 
     def close(self) -> None:
         """Close the file. Raises KvpsError."""
@@ -79,7 +86,11 @@ class EventFile:
             if not lineage.belongs(mark):
                 foreign = mark
                 continue
-            newest = max((event.step for event in self._events(path)), default=0)
+            newest = 0
+            for event in self._events(path):
+                newest = max(newest, event.step)
+                if any(value.tag.startswith("eval/") for value in event.summary.value):
+                    self.evaluated = max(self.evaluated, round(1000 * event.wall_time))
             last, ends = max(last, lineage.kept(mark, newest)), max(ends, newest)
         if foreign:
             raise InvalidSetting(f"{self._directory} has the rows of another job ({foreign}): name another directory")

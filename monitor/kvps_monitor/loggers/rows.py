@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kvps.errors import CorruptData
 from kvps.history.commit_log import LogFile
+from kvps.history.evaluations import Evaluation
 from kvps.job import Job
 from kvps.parsing import entry_ms, number, whole
 from kvps.protocol.job_state import Commit, Entry, State
@@ -37,6 +38,7 @@ class Row:
     loss                              the mean over its contributions whose loss is known
     staleness/<worker>, loss/<worker> of one worker; of several contributions the largest, and the mean
     test/<name>                       what the task says of the weights of this version
+    eval/<name>                       what was reported of it, in a row of its own: it comes when it is evaluated
     """
 
     version: int
@@ -70,6 +72,8 @@ class RowReader:
         self._losses: dict[str, dict[int, float]] = {}  # worker -> round -> loss
         self._traced_rounds: dict[str, int] = {}  # worker -> the last round of its trace that was read
         self._waiting: deque[_Waiting] = deque()
+        self._handed_out = after  # the version of the last row
+        self._evaluations: list[Row] = []  # that were not handed out
         self._shards = Traces(job)
         self._norm_sums = GradientNorms(job.layout.shards)
         self._norms: dict[int, float] = {}  # version -> the norm of its gradient
@@ -87,7 +91,15 @@ class RowReader:
         out = []
         while self._waiting and self._is_ready(self._waiting[0], state):
             out.append(self._row(self._waiting.popleft()))
+        self._handed_out = out[-1].version if out else self._handed_out
         return out
+
+    def evaluations(self) -> list[Row]:
+        """Return the rows of evaluations that `read` has come upon and that were not returned yet, each after the row
+        of its version. `at_ms` is when it was reported."""
+        ready = [row for row in self._evaluations if row.version <= self._handed_out]
+        self._evaluations = [row for row in self._evaluations if row.version > self._handed_out]
+        return ready
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
@@ -97,6 +109,12 @@ class RowReader:
                 self._seen = id
                 if fields.get("kind") == "commit":
                     self._add(entry_ms(id, fields), Commit.of(fields))
+                elif fields.get("kind") == "evaluate":
+                    self._add_evaluation(id, fields)
+
+    def _add_evaluation(self, id: str, fields: dict[str, str]) -> None:
+        e = Evaluation.of(fields, entry_ms(id, fields), "an evaluation in the log")
+        self._evaluations.append(Row(e.version, e.at_ms, {f"eval/{name}": value for name, value in e.figures.items()}))
 
     def _add(self, at_ms: int, commit: Commit) -> None:
         """Note a commit. One that a server has lost and that was made again is not noted a second time."""
@@ -124,6 +142,8 @@ class RowReader:
             if fields.get("kind") == "commit" and (commit := Commit.of(fields)).version == expected <= last:
                 yield entry_ms(id, fields), commit
                 expected += 1
+            elif fields.get("kind") == "evaluate":
+                self._add_evaluation(id, fields)
 
     # -- traces ----------------------------------------------------------------------------------------------------
 

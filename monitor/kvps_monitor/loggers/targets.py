@@ -24,12 +24,17 @@ _INSTALL = {"tensorboard": install("tensorboard"), "wandb": "pip install wandb"}
 
 
 class Logger(Protocol):
-    """Something that rows are written to. `last` is the version of the last row that it has."""
+    """Something that rows are written to. `last` is the version of the last row that it has, `evaluated` the time of
+    the last evaluation, in ms."""
 
     last: int
+    evaluated: int
 
     def write(self, rows: Sequence[Row]) -> None:
         """Write rows. Raises KvpsError."""
+
+    def write_evaluations(self, rows: Sequence[Row]) -> None:
+        """Write rows of versions whose rows it has. Raises KvpsError."""
 
     def close(self) -> None:
         """End the logger. Raises KvpsError."""

@@ -76,6 +76,7 @@ class TrainingLog:
             log.warning("versions %d to %d are no longer in Redis: the log has no rows of them", first, missing)
         self._said = len(self._rows.missing)
         self._hand_out([self._with_test(row) for row in rows])
+        self._hand_out_evaluations(self._rows.evaluations())
 
     def _with_test(self, row: Row) -> Row:
         figures = self._tests.pop(row.version, {})
@@ -90,6 +91,14 @@ class TrainingLog:
                 logger.write(fresh)
             except KvpsError as error:
                 self._end(name, error)
+
+    def _hand_out_evaluations(self, rows: Sequence[Row]) -> None:
+        for name, logger in list(self._loggers.items()):
+            if fresh := [row for row in rows if row.at_ms > logger.evaluated]:
+                try:
+                    logger.write_evaluations(fresh)
+                except KvpsError as error:
+                    self._end(name, error)
 
     def _end(self, name: str, error: Exception) -> None:
         """End one logger after an error."""

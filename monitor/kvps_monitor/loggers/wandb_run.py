@@ -16,15 +16,15 @@ from kvps_monitor.loggers.rows import Row
 
 
 class WandbRun:
-    """A logger. `last` is the version of the last row that the run has, 0 without one; `place` is its URL, or its
-    directory."""
+    """A logger. `last` is the version of the last row that the run has, 0 without one, `evaluated` the time of the last
+    evaluation, in ms; `place` is its URL, or its directory."""
 
     def __init__(self, name: str, settings: dict[str, Any], lineage: Lineage) -> None:
         """Begin or continue a run with the `name` and `settings` of a job. Raises InvalidSetting."""
         import wandb
 
         mode = os.environ.get("WANDB_MODE") or "offline"
-        self.last = 0
+        self.last = self.evaluated = 0
         try:
             self._run: Any = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or "kvps",
@@ -38,6 +38,8 @@ class WandbRun:
             self.place = str(self._run.url if mode == "online" else self._run.dir)
             if self._run.resumed:
                 self.last = int(self._run.step) - 1
+                self.evaluated = int(self._run.summary.get("eval/at_ms") or 0)
+            self._run.define_metric("eval/*", step_metric="eval/version")
         except Exception as error:  # wandb raises errors of many kinds
             raise InvalidSetting(f"wandb: {' '.join(str(error).split())}") from None
 
@@ -47,6 +49,17 @@ class WandbRun:
             for row in rows:
                 self._run.log({"at_ms": row.at_ms, **row.values}, step=row.version)
                 self.last = row.version
+        except Exception as error:
+            raise KvpsError(f"wandb: {' '.join(str(error).split())}") from None
+
+    def write_evaluations(self, rows: Sequence[Row]) -> None:
+        """Hand rows of evaluations to wandb. Its steps never go back: they have their version as a figure, which charts
+        of them have as their x axis. Raises KvpsError."""
+        try:
+            for row in rows:
+                facts = {"eval/version": row.version, "eval/at_ms": row.at_ms}
+                self._run.log(facts | dict(row.values), step=self.last)
+                self.evaluated = row.at_ms
         except Exception as error:
             raise KvpsError(f"wandb: {' '.join(str(error).split())}") from None
 

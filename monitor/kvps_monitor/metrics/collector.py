@@ -87,6 +87,10 @@ class _Families:
             self.add(name, [job], value)
         if totals.gradient_norm is not None:
             self.add("kvps_gradient_norm", [job], totals.gradient_norm)
+        if reader.evaluation is not None:
+            self.add("kvps_evaluation_version", [job], reader.evaluation.version)
+            for figure, measured in reader.evaluation.figures.items():
+                self.add("kvps_evaluation", [job, figure], measured)
         for worker, active in reader.active.items():
             self.add("kvps_worker_active", [job, worker], active)
         for worker, age in now.silent_s.items():

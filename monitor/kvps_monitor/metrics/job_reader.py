@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
+from kvps.history.evaluations import Evaluation
 from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps_monitor.job_now import JobNow
@@ -13,8 +14,8 @@ from kvps_monitor.spans import Traces
 
 
 class JobReader:
-    """Reads a job on one thread, while others look at `totals`, `now` and `active` with `lock` held. `active` says of
-    each worker whether it is in the vector clock."""
+    """Reads a job on one thread, while others look at `totals`, `now`, `active` and the newest `evaluation` with `lock`
+    held. `active` says of each worker whether it is in the vector clock."""
 
     def __init__(self, job: Job, lock: Lock) -> None:
         """Raises JobNotFound, CorruptData, ServerLost."""
@@ -23,6 +24,7 @@ class JobReader:
         self.totals = JobTotals(job.layout.shards, state.begin.version)
         self.now: JobNow | None = None
         self.active: dict[str, bool] = {}
+        self.evaluation: Evaluation | None = None
         self._lock = lock
         self._events = EventLog(job.access.client, job.access.keys)
         self._traces = Traces(job)
@@ -35,7 +37,7 @@ class JobReader:
                 self.totals.add_events(events)
             heard()
         state = self.job.state()
-        now = JobNow.read(self.job, state)
+        now, evaluation = JobNow.read(self.job, state), self.job.evaluation()
         # The last request: what a trace has given is counted, whichever call fails.
         iterations, versions = self._traces.read(list(state.members))
         with self._lock:
@@ -50,4 +52,5 @@ class JobReader:
             for shard, made in versions.items():
                 totals.add_versions(shard, made)
                 totals.shards[shard].takes = max(totals.shards[shard].takes, now.terms[shard])
+            self.evaluation = evaluation
             self.now, self.active = now, {name: member.active for name, member in state.members.items()}

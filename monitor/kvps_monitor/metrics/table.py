@@ -61,6 +61,13 @@ TABLE = (
     Spec("kvps_recoveries_total", COUNTER, _JOB, f"Restarts of Redis that lost versions. {_SINCE_FIRST_READING}"),
     Spec("kvps_backlog_contributions", GAUGE, _JOB, "Accepted contributions that wait for their commit."),
     Spec("kvps_gradient_norm", GAUGE, _JOB, "Norm of the reduced gradient of the newest version, over all shards."),
+    Spec(
+        "kvps_evaluation",
+        GAUGE,
+        (*_JOB, "figure"),
+        "A figure of the newest evaluation, as it was reported: loss, accuracy, or what the user calls it.",
+    ),
+    Spec("kvps_evaluation_version", GAUGE, _JOB, "The version whose weights were evaluated last."),
     Spec("kvps_units", GAUGE, _JOB, "Units of data of the job; 0 if it hands out none."),
     Spec("kvps_units_done_total", COUNTER, _JOB, "Units of data that are committed."),
     Spec("kvps_backup_tasks_total", COUNTER, _JOB, "Units of data that were handed out a second time, as late ones."),

@@ -202,6 +202,7 @@ def header(view: JobView, width: int) -> list[Text]:
         left = view.units_done < view.units
         third.insert(1, f"{figures.duration(view.eta_s)} left" if left else "all done")
     lines = [first, _text("  ".join(second)), _text("  ".join(third))]
+    lines += [_text(view.evaluation_text)] if view.evaluation else []
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines

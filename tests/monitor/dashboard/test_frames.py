@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,8 @@ def test_changes_since_any_look_make_the_newest(store: Store) -> None:
             sessions.update({name: job.join(name) for name in ("w0", "w1", "w2")})
         for session in sessions.values():
             session.push(gradient(session.pull(), session.rank, number), loss=1 / number)
+        if number == 4:
+            job.report(0, {"loss": 0.5, "far": math.inf})
         if number == 6:
             sessions.pop("w1").leave()
 
@@ -77,6 +80,8 @@ def test_changes_since_any_look_make_the_newest(store: Store) -> None:
             for part in ("job", "workers", "shards", "series"):
                 assert page[part] == whole[part], (first, last, part)
             assert page["events"][-len(whole["events"]) :] == whole["events"]
+        if last >= 3:
+            assert whole["job"]["evaluation_text"].startswith("evaluation of version 0: loss 0.5, far inf, by ")
         one = read(frame(looks[0], looks[last], worker="w0"))
         assert [row[0] for row in one["workers"]] == ["w0"]
 

@@ -6,12 +6,16 @@ import csv
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.waiting import eventually
+from kvps_monitor.loggers.event_file import EventFile, records
+from kvps_monitor.loggers.lineage import Lineage
 from kvps_monitor.loggers.targets import Target
 from kvps_monitor.loggers.training_log import TrainingLog
+from tensorboardX.proto import event_pb2
 
 from kvps.errors import InvalidSetting
 from kvps.job import Job
@@ -107,3 +111,43 @@ def test_a_job_that_goes_away_ends_the_log(store: Store, tmp_path: Path) -> None
         store.remove_job("j")
         assert eventually(lambda: rows.ended)
     assert "ends after version 0: no job 'j'" in rows.failures[0]
+
+
+def test_an_evaluation_is_a_row_behind_that_of_its_version(store: Store, tmp_path: Path) -> None:
+    """Once, however often a log is opened; and it does not hide which row was the last."""
+    job, path, board = store.create_job("j", model(), workers=1), tmp_path / "a.csv", tmp_path / "board"
+    targets = [Target("csv", path), Target("tensorboard", board)]
+    with aggregating(job):
+        train(job, 1, 3)
+        job.report(2, {"loss": 0.25, "far": float("inf")})
+        for first, last in ((4, 5), (6, 6)):
+            with TrainingLog(job, targets):
+                pass
+            train(job, first, last)
+            job.report(first, {"loss": 1 / first})
+        with TrainingLog(job, targets):
+            pass
+    with path.open(newline="") as file:
+        rows = [(int(row["version"]), row["loss"], row["eval/loss"], row["eval/far"]) for row in csv.DictReader(file)]
+    assert [version for version, loss, *_ in rows if loss] == [1, 2, 3, 4, 5, 6]
+    assert [row for row in rows if not row[1]] == [
+        (2, "", "0.25", "inf"),
+        (4, "", "0.25", ""),
+        (6, "", "0.166666667", ""),
+    ]
+    events = EventFile(board, Lineage.of(job))
+    events.close()
+    assert (events.last, events.evaluated) == (6, job.evaluation().at_ms)  # type: ignore[union-attr]
+    told = [
+        (event.step, value.tag)
+        for event_file in sorted(board.iterdir())
+        for event in scalars(event_file)
+        for value in event.summary.value
+        if value.tag.startswith("eval/")
+    ]
+    assert sorted(told) == [(2, "eval/far"), (2, "eval/loss"), (4, "eval/loss"), (6, "eval/loss")]
+
+
+def scalars(path: Path) -> list[Any]:
+    """The events of an event file."""
+    return [event_pb2.Event.FromString(record) for record in records(path.read_bytes())]

@@ -116,7 +116,11 @@ def test_shards_have_the_times_and_bytes_of_their_traces(store: Store) -> None:
         for number in range(8):
             step(session, number)
         await_version(job, 8)
-        scrape = exported.until(kvps_shard_phase_seconds_count=2 * 5 * 8, kvps_shard_held=2)
+        job.report(7, {"loss": 0.25, "far": math.inf})
+        wanted = {"kvps_shard_phase_seconds_count": 2 * 5 * 8, "kvps_shard_held": 2, "kvps_evaluation_version": 7}
+        scrape = exported.until(**wanted)
+        assert scrape.value("kvps_evaluation", job="j", figure="loss") == 0.25
+        assert scrape.value("kvps_evaluation", job="j", figure="far") == math.inf
         traces = [job.access.client.call("XRANGE", job.access.keys.shard_trace(shard), "-", "+") for shard in (0, 1)]
         for shard, entries in enumerate(traces):
             labels = {"job": "j", "shard": str(shard)}

@@ -46,12 +46,17 @@ function facts(job, event, whole_) {
       return [`shard ${event.shard} by ${event.holder} (term ${whole(event.term)})`];
     case "release":
       return [`by ${event.holder} (term ${event.term})`];
+    case "evaluate":
+      return [`version ${whole(event.version)}: ${figures(event.figures)}, by ${event.by}`];
     case "scale":
       return [`from ${whole(event.before)} to ${plural(event.workers, "worker")}`];
     default:
       return [];
   }
 }
+
+/** Figures of an evaluation; one that is no finite number comes as null. */
+const figures = (all) => Object.entries(all).map(([each, value]) => `${each} ${value === null ? "not finite" : Number(value.toPrecision(6))}`).join(", ");
 
 function commit(job, event, whole_) {
   const counted = event.contributions;

@@ -16,6 +16,7 @@ export function showJob(page, job) {
   const state = el("span");
   const what = el("p.muted");
   const final = el("p", { hidden: true });
+  const evaluation = el("p.muted", { hidden: true });
   const tiles = new Tiles(["Progress", "Elapsed", "Time left", "Version", "Versions", "Loss", "Workers", "Contributions", "Backlog", "Units", "Backup tasks", "Memory"]);
   const charts = makeCharts();
   const beside = new Beside(job, charts.loss, () => draw());
@@ -32,6 +33,7 @@ export function showJob(page, job) {
     el("div.heading", {}, el("h1", {}, job), state),
     what,
     final,
+    evaluation,
     tiles.node,
     timeline.node,
     el("div.charts", {}, ...Object.values(charts).map((chart) => chart.node)),
@@ -59,6 +61,8 @@ export function showJob(page, job) {
     setBound(f.staleness, f.expected_workers);
     final.hidden = !over;
     if (over) setText(final, finalFigures(f));
+    evaluation.hidden = !f.evaluation_text;
+    setText(evaluation, f.evaluation_text);
     tiles.set({
       Progress: f.progress === null ? "" : `${Math.floor(100 * f.progress)} %`,
       Elapsed: f.elapsed_s === null ? "" : roughly(f.elapsed_s),
