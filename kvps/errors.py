@@ -26,6 +26,10 @@ KvpsError
 │   └── GroupLost         a member of the worker's process group has died; make a new group, and join again
 ├── DeviceFailed          a CUDA call failed, or the device has no memory left
 └── LeaseLost             another aggregator holds the shard now
+
+RunEnds               a SystemExit, and no KvpsError: `except Exception` does not catch it
+├── JobStopped        the job was stopped, and this worker has done its last round
+└── JobSuspended      the job was suspended; it goes on later, from here
 """
 
 from __future__ import annotations
@@ -193,6 +197,29 @@ class WorkerEvicted(WorkerError):
 
 class GroupLost(WorkerError):
     """A member of the worker's process group has died. What was acknowledged counts; join again with a new group."""
+
+
+class RunEnds(SystemExit):
+    """Base of what ends a worker's loop because somebody has asked for it. A script that does not catch it ends without
+    a traceback, with its `code`."""
+
+    exit_code = 0
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
+        self.code = self.exit_code
+
+
+class JobStopped(RunEnds):
+    """The job was stopped, and this worker has done its last round. The end of the session's `with` block catches it,
+    and the script goes on behind it. The exit code is 0."""
+
+
+class JobSuspended(RunEnds):
+    """The job was suspended, and this worker has done the last round for now: let it end the script. The exit code is
+    75, EX_TEMPFAIL: the same command goes on later."""
+
+    exit_code = 75
 
 
 class DeviceFailed(KvpsError):

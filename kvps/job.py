@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Device
-from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, WorkerAlive, counted
+from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, WorkerAlive, counted, printable
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.evaluations import Evaluation, checked_figures, figures_json
 from kvps.machine import launcher, process
@@ -29,6 +30,7 @@ from kvps.protocol.job_state import Commit, Entry, Member, RoundState, State
 from kvps.protocol.keys import JobKeys, check_name, check_new_name
 from kvps.protocol.plan import Contribution
 from kvps.protocol.recovery import await_history
+from kvps.protocol.run_control import RunControl
 from kvps.session.absence import log_absence, rounds_skipped
 from kvps.session.session import Session
 from kvps.transport.access import JobAccess
@@ -39,6 +41,7 @@ T = TypeVar("T")
 
 _LOG_PAGE = 500
 _REST_S = 0.02  # of one that waits for versions, between two looks: workers come first
+_MOST_WORDS = 300  # characters of a reason
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Job:
         access = JobAccess.of(client, keys, JobConfig.from_hash(stored), Layout.from_json(layout), replicas)
         self.access = OpenedJob.over(access, open_transport(access))
         self.access.reader.check_stored()
+        self._joined: dict[int, str] = {}  # thread -> the worker that it has joined as
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.config.mode}, {self.layout.size} float32)"
@@ -157,6 +161,7 @@ class Job:
             with suppress(ServerRestarted):  # a restart ends that incarnation as well
                 self.access.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
+        self._joined[threading.get_ident()] = worker
         return Session(self.access, worker, joined, device, prefetch)
 
     def _checked_id(self, worker: str) -> str:
@@ -182,6 +187,40 @@ class Job:
         if not self.config.units:  # a worker of units has no rounds of its own that others could make without it
             log_absence(worker, skipped, joined)
         return joined
+
+    def stop(self, reason: str = "") -> RunControl:
+        """Have all workers end with the same round: the highest one of which a contribution was accepted. All that was
+        acknowledged is in the versions up to there; what is pushed later is refused. Return what the job does now.
+
+        Each worker's loop ends by JobStopped, which the end of its `with` block catches; `next_unit` returns None. In
+        ASP each worker ends at its next pull. The log has the reason, and the worker that asked for it, if the calling
+        thread has joined as one. A second call changes nothing. Raises JobNotFound, InvalidSetting for a reason that
+        is too long.
+        """
+        return self._control("stop", reason)
+
+    def suspend(self, reason: str = "") -> RunControl:
+        """As `stop`, but the workers' loops end by JobSuspended, which ends their scripts with code 75, and they leave
+        unfinished: they go on from there after `resume`, or from a checkpoint that is restored."""
+        return self._control("suspend", reason)
+
+    def pause(self, reason: str = "") -> RunControl:
+        """Have no version begun until `resume`. Workers wait as the bound asks, in ASP once `max_pending` of their
+        contributions wait. Return what the job does now: one that was stopped or suspended is not paused."""
+        return self._control("pause", reason)
+
+    def resume(self, reason: str = "") -> RunControl:
+        """Have the job go on that was paused, suspended or stopped. Workers whose loops have ended join again."""
+        return self._control("resume", reason)
+
+    def _control(self, what: str, reason: str) -> RunControl:
+        words = printable(" ".join(str(reason).split()))
+        if len(words) > _MOST_WORDS:
+            raise InvalidSetting(
+                f"a reason has at most {_MOST_WORDS} characters, and this one {len(words)}: shorten it"
+            )
+        by = self._joined.get(threading.get_ident(), launcher.own_worker())
+        return self.in_present_history(lambda: self.access.scripts.control(what, by, words))
 
     def evict(self, member: Member, reason: str = "its process has ended") -> None:
         """Take a worker known to be dead out of the vector clock, without waiting for its timeout. The log says why."""
@@ -306,15 +345,18 @@ class Job:
         return Evaluation.stored(fields) if fields else None
 
     def await_unit(self) -> bool:
-        """Wait until a unit of data is free, as when its worker dies; return False once all units are committed.
+        """Wait until a unit of data is free, as when its worker dies; return False once all units are committed, or if
+        the job was stopped or suspended.
 
         A worker must leave before it waits, or the others wait for it, and join again when a unit is free.
         """
         keys = self.access.keys
         while True:
-            counts, free, last_entry = self._asked([("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units)])
+            counts, free, run, last_entry = self._asked(
+                [("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units), ("HGET", keys.version, "run")]
+            )
             handed_out, done = (whole(number or 0, "units: next and done") for number in counts)
-            if done >= self.config.units:
+            if done >= self.config.units or (run and run != "pause"):
                 return False
             if free or handed_out < self.config.units:
                 return True
@@ -323,14 +365,16 @@ class Job:
     def await_finished(self) -> bool:
         """Wait until all workers have done all their rounds and these are committed, as before a last `snapshot`.
 
-        Return False if all workers have left with rounds undone and none has joined for worker_timeout_ms. A worker
-        must leave before it waits.
+        Return False if all workers have left with rounds undone and none has joined for worker_timeout_ms, or if they
+        have left because the job was suspended. A worker must leave before it waits.
         """
         keys, alone_since = self.access.keys, math.inf
         while True:
             present, joined, last_entry = self._asked([("ZCARD", keys.rounds), ("HLEN", keys.workers)])
-            if not present and self.state().finished(self.config):
-                return True
+            if not present:
+                state = self.state()
+                if state.finished(self.config) or state.run.state == "suspended":
+                    return state.finished(self.config)
             now = time.monotonic()
             alone_since = min(alone_since, now) if joined and not present else math.inf
             if now - alone_since > self.config.worker_timeout_ms / 1000:

@@ -20,7 +20,8 @@ from kvps.server import private_server
 
 PUBLIC = """
 Adadelta Adagrad Adam AdamW Adamax Checkpoint ContributionLate CorruptData DelayedNesterov Device DeviceFailed GroupLost
-InvalidName InvalidSetting InvalidTask Job JobConfig JobError JobExists JobNotFound JobSettings KvpsError LayoutMismatch
+InvalidName InvalidSetting InvalidTask Job JobConfig JobError JobExists JobNotFound JobSettings JobStopped
+JobSuspended KvpsError LayoutMismatch
 LeaseLost Lion LocalJob NAdam NoServer NotFinite Optimizer ParameterGroup RMSprop RunContext SGD ServerError ServerFull
 ServerLost ServerUnfit Session Store TaskFailed TooManyClients UsageError WorkerAlive WorkerError WorkerEvicted
 WrongOrder Yogi batches connect from_env local open_device partition schedules topology

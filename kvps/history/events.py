@@ -137,6 +137,11 @@ def _lease(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
     return {"holder": f.text("holder"), "term": int(parts[1])}
 
 
+def _asked(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
+    facts = {"by": f.text("by", default=""), "reason": f.text("reason", default="")}
+    return facts | ({"round": f.whole("round")} if "round" in fields else {})
+
+
 _FACTS: dict[str, Any] = {
     "create": lambda f, _: {"version": f.whole("version")},
     "restore": lambda f, _: {"version": f.whole("version"), "job": f.name("job")},
@@ -151,5 +156,6 @@ _FACTS: dict[str, Any] = {
     "take": lambda f, fields: {"shard": f.whole("shard"), **_lease(f, fields)},
     "release": _lease,
     "evaluate": lambda f, fields: Evaluation.of(fields, 0, "an evaluation in the log").facts,
+    **dict.fromkeys(("stop", "suspend", "pause", "resume"), _asked),
     "scale": lambda f, _: {"workers": f.whole("workers"), "before": f.whole("before")},
 }

@@ -57,7 +57,7 @@ class Role:
 _READER = Role(scripts=("pin",), writes=("pin", "never"))
 _EVALUATOR = Role(scripts=("pin", "report"), writes=("pin", "commits", "evaluation", "never"))
 _WORKER = Role(
-    scripts=("join", "push", "heartbeat", "leave", "next_unit", "reserve", "pin", "report", "sync"),
+    scripts=("join", "push", "heartbeat", "leave", "next_unit", "reserve", "control", "pin", "report", "sync"),
     commands=("SET", "UNLINK", "WAIT"),
     writes=(
         *("version", "config", "clock", "workers", "skip", "ranks", "rounds", "pushed", "draining", "finished"),

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kvps.errors import ContributionLate, CorruptData, JobExists, JobNotFound, LeaseLost, WorkerEvicted
 from kvps.protocol.plan import Plan
+from kvps.protocol.run_control import RunControl
 
 
 class Joined(NamedTuple):
@@ -34,11 +35,12 @@ class Accepted(NamedTuple):
 
 class NextUnit(NamedTuple):
     """A unit of data for a worker. None says that none is free: in `backup_ms`, if that is not 0, one may be handed out
-    a second time; or that all are `done`."""
+    a second time; or that all are `done`; or that the job `ends` for this worker."""
 
     unit: int | None
     backup_ms: int = 0
     done: bool = False
+    ends: RunControl | None = None
 
 
 class Planned(NamedTuple):
@@ -94,6 +96,14 @@ class PlanGone(Exception):
 
 class UnitDone(ContributionLate):
     """Another worker, to which the unit was handed out too, has pushed it first, and that push counts."""
+
+
+class RunOver(Exception):
+    """The job was stopped or suspended, as `run` says, with an earlier round than that of the push."""
+
+    def __init__(self, run: RunControl) -> None:
+        super().__init__(run.why)
+        self.run = run
 
 
 class InboxFull(Exception):

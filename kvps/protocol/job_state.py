@@ -12,6 +12,7 @@ from kvps.config import JobConfig
 from kvps.errors import CorruptData
 from kvps.parsing import JOB_ID, STAGED_NAME, Fields, name, whole
 from kvps.protocol.plan import Plan
+from kvps.protocol.run_control import RunControl
 from kvps.staleness import admits
 
 _STATES = ("active", "rejoining", "left", "evicted")
@@ -123,6 +124,11 @@ class RoundState:
     _version: Fields = field(repr=False, compare=False)
 
     @property
+    def run(self) -> RunControl:
+        """Whether the job goes on."""
+        return RunControl.of(self._version)
+
+    @property
     def before(self) -> tuple[str, ...]:
         """The staged names of the shards one version ago."""
         return _names(self._version, len(self.names), "before")
@@ -184,6 +190,7 @@ class State:
     last_entry  the id of the newest entry of its log
     units       the content of the hash `units`
     begin       the point where the job's own log begins
+    run         whether the job goes on, is paused, suspended or stopped
     moved       the version with whose commit the log in Redis begins (others were moved or deleted); 0 if it is whole
     """
 
@@ -199,6 +206,7 @@ class State:
     last_entry: str
     begin: Begin
     moved: int
+    run: RunControl
 
     @classmethod
     def of(
@@ -240,6 +248,7 @@ class State:
                 v.whole("from_contributions", default=0),
             ),
             moved=v.whole("moved", default=0),
+            run=RunControl.of(v),
         )
 
     @property
@@ -260,10 +269,13 @@ class State:
     def finished(self, config: JobConfig) -> bool:
         """Return whether all work is done and no contribution waits.
 
-        A job with units is done when all are committed, any other when `workers` workers have done all their rounds.
+        A job with units is done when all are committed, any other when `workers` workers have done all their rounds,
+        and one that was stopped when its workers have ended.
         """
         if not self.settled:
             return False
+        if self.run.state == "stopped":
+            return True
         if config.units:
             return self.units_done == config.units
         return sum(m.finished for m in self.members.values()) >= config.workers

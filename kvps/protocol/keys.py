@@ -14,7 +14,7 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:layout                      string  create.lua          JSON: parameters, buffers, dtype, shapes, shards
     kvps:{job}:version                     hash    create, ready,      version, head, id, history, run_id (the server's
                                                    recover, trim,      when that history began), plan_id;
-                                                   plan.lua            contributions (the sum of the clock), furthest
+                                                   plan, control.lua   contributions (the sum of the clock), furthest
                                                                        (the highest committed round), free_rank and
                                                                        free_id (all lower ones are taken);
                                                                        shard:<i> and before:<i>: staged name now
@@ -24,7 +24,10 @@ are in the same half of all slots, and so on one of two masters.
                                                                        commit the log begins, if others were moved or
                                                                        deleted; began: the first join, ms;
                                                                        graced: the inbox id whose arrival lay in the
-                                                                       future, and the time it counts from, ms
+                                                                       future, and the time it counts from, ms;
+                                                                       run: "pause", or "suspend" or "stop" and the last
+                                                                       round, with run_by, run_reason and run_at_ms, if
+                                                                       somebody has asked for that
     kvps:{job}:clock                       hash    join, ready,        worker -> contributions committed
                                                    create.lua
     kvps:{job}:skip                        hash    join, push, ready,  worker -> rounds it skips: it was away, or late,
@@ -53,7 +56,7 @@ are in the same half of all slots, and so on one of two masters.
                                                                        sign of life, and since when, microseconds
     kvps:{job}:turns                       stream  ready, join,        capped: the lowest committed round, each time it
                                                    leave, evict,       changes; wakes the workers that wait
-                                                   recover.lua
+                                                   recover, control.lua
     kvps:{job}:aggregators                 zset    evict.lua           aggregator, also one that stands by -> server
                                                                        time of its last look for silent workers, ms
     kvps:{job}:lease:<shard>               string  acquire, renew.lua  the holder; expires, for liveness
@@ -87,7 +90,7 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest that are staged for it
     kvps:{job}:commits                     stream  ready.lua (commit), the commit log, with joins, leaves and
                                                    join, leave, evict, evaluations; wakes aggregators and watchers
-                                                   report.lua
+                                                   report, control.lua
     kvps:{job}:evaluation                  hash    report.lua          the newest evaluation: version, figures (JSON),
                                                                        by, at_ms, nonce (of the call)
     kvps:{job}:copies                      string  kvps up, run,       how many workers the command that launched the

@@ -28,6 +28,7 @@ from kvps.protocol.answers import (
     NextUnit,
     PlanGone,
     Planned,
+    RunOver,
     ServerRestarted,
     UnitDone,
     being_removed,
@@ -41,6 +42,7 @@ from kvps.protocol.answers import (
 from kvps.protocol.keys import JobKeys
 from kvps.protocol.lua_scripts import Call, Request, T, evaluate, load_scripts, with_scripts
 from kvps.protocol.plan import Contribution, Plan
+from kvps.protocol.run_control import RunControl
 
 Safely = Callable[..., Any]
 """Runs a mark and a command as `kvps.connection.client.Client.call_safely` does."""
@@ -48,6 +50,12 @@ _SHARD = re.compile(r"[0-9]{1,4}")
 _FLOAT = re.compile(r"[0-9]{1,309}(\.[0-9]{1,30})?(e[+-]?[0-9]{1,3})?|inf|nan")
 _MOST_FREED = 1000  # keys, or pairs of keys, in one call of free.lua
 SCRIPTS = load_scripts("kvps.protocol")
+
+
+def _run(values: Sequence[Any]) -> RunControl:
+    names = ("run", "run_by", "run_reason", "run_at_ms")
+    fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    return RunControl.of(Fields(fields, "the version"))
 
 
 class JobScripts:
@@ -172,7 +180,7 @@ class JobScripts:
         part: str = "",
     ) -> Accepted:
         """Accept a contribution of a `part` of the model whose bytes are stored; note `traces`. Raises WorkerEvicted,
-        WrongOrder, InboxFull, ContributionLate, UnitDone."""
+        WrongOrder, InboxFull, ContributionLate, UnitDone, RunOver."""
         values = {"base": base, "weight": weight, "digests": digest, "history": history, "part": part}
         accepted = self._push(
             worker, incarnation, seq, mode="", unit="" if unit is None else unit, traces=traces, **values
@@ -200,6 +208,8 @@ class JobScripts:
                     f"a contribution of worker {worker!r} came late: job {job!r} has closed its round without it, "
                     f"and drops what is late; pull, and go on with the round that is open"
                 )
+            case ["STOPPED", *run]:
+                raise RunOver(_run(run))
             case ["NEW"]:
                 return None
             case ["FULL", _]:
@@ -348,9 +358,16 @@ class JobScripts:
                     return NextUnit(None, backup_ms)
                 case ["DONE"]:
                     return NextUnit(None, done=True)
+                case ["STOPPED", *run]:
+                    return NextUnit(None, ends=_run(run))
             raise damaged(self._keys.units)
 
         return self._request("next_unit", parse, worker=worker, incarnation=incarnation)
+
+    def control(self, what: str, by: str = "", reason: str = "") -> RunControl:
+        """Stop, suspend or pause the job, or have it go on (`resume`), unless that is so. Return what it does now."""
+        reply = self._run("control", call=self._lasting(), what=what, by=by, reason=reason)
+        return _run(reply[1:])
 
     def evict(self, worker: str = "", incarnation: str = "", reason: str = "") -> Evicted:
         """Take silent workers out of the vector clock, and this incarnation for a reason that the log says."""

@@ -7,11 +7,12 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvps.errors import WorkerEvicted, WrongOrder
+from kvps.errors import JobStopped, JobSuspended, RunEnds, WorkerEvicted, WrongOrder
 from kvps.machine.fork import ProcessOwner
 from kvps.protocol.answers import Joined, ServerRestarted, evicted
 from kvps.protocol.job_state import Member, RoundState
 from kvps.protocol.recovery import await_history
+from kvps.protocol.run_control import RunControl
 from kvps.session.heartbeat import Heartbeat
 from kvps.session.iteration import IterationTimer
 from kvps.transport.access import JobAccess
@@ -28,6 +29,8 @@ class Membership:
     weight_sum   the sum of the weights that were accepted from all incarnations; see `Accepted`
     dropped   how many of these contributions came late and do not count
     duplicates   how many of those were of units that another worker had pushed before
+    run       whether the job goes on, as far as the worker knows
+    ending    what `ended` has returned last, which ends the worker's loop
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class Membership:
         self.closed = False
         self.sequence = self.settled = self.version = 0
         self.dropped = self.duplicates = 0
+        self.run = RunControl()
+        self.ending: RunEnds | None = None
         self._open_units: list[tuple[int, int]] = []  # sequence number and round of units that may not be committed yet
         self.weight_sum = joined.weight_sum
         self._access = access
@@ -77,11 +82,22 @@ class Membership:
             raise self._evicted("evicted after a silence, or its server was restarted")
         if me.accepted < self.sequence:
             raise self.server_restarted()
+        self.run = round_state.run
         self.settled = me.accepted - me.pending
         if self._open_units:  # units are committed by their rounds, and a worker may push them in another order
             self._open_units = [(seq, round_) for seq, round_ in self._open_units if round_ >= round_state.version]
             self.settled = min((seq - 1 for seq, _ in self._open_units), default=self.settled)
         return me
+
+    def ended(self, run: RunControl) -> RunEnds:
+        """Note that this worker has done its last round. Return the error to raise."""
+        self.run = run
+        job = self._access.keys.job
+        if run.state == "stopped":
+            self.ending = JobStopped(f"job {job!r} was {run.why}")
+        else:
+            self.ending = JobSuspended(f"job {job!r} was {run.why}; it goes on from here when it is resumed")
+        return self.ending
 
     def pushed_unit(self, round_: int) -> None:
         """Note that the contribution that was acknowledged last is of a unit of this round."""

@@ -16,7 +16,7 @@ from kvps.arrays.digest import finite
 from kvps.connection.sockets import CONNECTION_CUT
 from kvps.connection.urls import redacted
 from kvps.errors import ContributionLate, JobNotFound, NotFinite, ServerLost, WrongOrder, counted
-from kvps.protocol.answers import Accepted, InboxFull, ServerRestarted
+from kvps.protocol.answers import Accepted, InboxFull, RunOver, ServerRestarted
 from kvps.protocol.scripts import JobScripts
 from kvps.session.buffers import GradientBuffers
 from kvps.session.encoder import Encoder
@@ -310,6 +310,8 @@ class Push:
             except JobNotFound:
                 access.client.unlink(upload.chunks.keys)  # the removal may have scanned before these arrived
                 raise
+            except RunOver as over:  # its bytes are swept once the worker has left
+                raise me.ended(over.run) from None
             except InboxFull:
                 scripts = access.scripts  # the bytes are stored now
                 round_state = me.round_state()

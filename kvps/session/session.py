@@ -24,7 +24,7 @@ from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
-from kvps.errors import ContributionLate, JobNotFound, KvpsError, LayoutMismatch, WrongOrder
+from kvps.errors import ContributionLate, JobNotFound, JobStopped, KvpsError, LayoutMismatch, WrongOrder
 from kvps.optim.reductions import check_weight
 from kvps.protocol.answers import Joined, UnitDone
 from kvps.protocol.job_state import RoundState
@@ -131,7 +131,8 @@ class Session:
         Returns name -> array, to be read only, on the device it joined with: valid until the next pull, on a device
         also for what that pull's current stream still computes. With a `part` of the model, see `Store.create_job`,
         only those of its parameters, and only they are read. Raises WorkerEvicted, JobNotFound, ServerLost,
-        InvalidSetting if the job has no such part.
+        InvalidSetting if the job has no such part; and JobStopped or JobSuspended, which end the loop, if the job was
+        stopped or suspended and this worker has done the last round.
         """
         self.layout.check_part(part)
         return self._pull(part).named(part)
@@ -170,11 +171,31 @@ class Session:
             came, self._round.state = self._round.state, None
             return came or (self._membership.round_state(), False)
         state, inline = self._round.after or self._membership.round_state(), False
-        while self._round.after or not state.admits(self.round, config):
+        while True:
+            if not self._round.after:
+                self._check_goes_on(state)
+                if state.admits(self.round, config):
+                    return state, inline
             state, inline = self._reader.next_round_state(self.worker, state, self._weights.inline_buffer)
             self._round.after = None
             self._membership.check(state)
-        return state, inline
+
+    def _check_goes_on(self, state: RoundState) -> None:
+        """Raise JobStopped or JobSuspended if this worker has done its last round. With a quorum, rounds are of the
+        job."""
+        done = max(self.round, state.version) if self._access.config.partial_rounds else self.round
+        if state.run.is_last(done):
+            raise self._membership.ended(state.run)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job was stopped or suspended, as far as this worker knows: its loop ends soon, at `pull` or
+        `next_unit`."""
+        return self._membership.run.ends
+
+    def ended_by(self, error: BaseException | None) -> bool:
+        """Return whether this session has raised an error because its job was stopped or suspended."""
+        return error is not None and error is self._membership.ending
 
     def version_age_s(self) -> float:
         """Return how many seconds ago the version of the last pull was committed, by the server's clock; 0 for one that
@@ -187,9 +208,10 @@ class Session:
         """Return the unit of data that the next push will have used; the same one until that push.
 
         Where versions are made of rounds of units, it waits: for the next version, or for a unit that comes back from a
-        worker that died, or that is late. None says that all units are committed; leave then. In other jobs None says
-        that no unit is free, because all are handed out: leave then, and see `Job.await_unit` for units that come back.
-        Raises WorkerEvicted, and WrongOrder if the job hands out no units.
+        worker that died, or that is late. None says that all units are committed, or that the job was stopped; leave
+        then. In other jobs None says that no unit is free, because all are handed out, or that the job was stopped:
+        leave then, and see `Job.await_unit` for units that come back. Raises WorkerEvicted, JobSuspended, and
+        WrongOrder if the job hands out no units.
         """
         self._membership.check_usable()
         self._timer.enter(WAIT)
@@ -251,7 +273,8 @@ class Session:
         as they are unless another contribution of the version has them. Raises LayoutMismatch, NotFinite (unless the
         job counts those as zeros), WrongOrder, InvalidSetting for a weight that the job does not take or a part that it
         does not have, and UsageError for a loss that is not one number; after these nothing has
-        changed and the push may be repeated. Raises WorkerEvicted, and ContributionLate if the job drops late ones and
+        changed and the push may be repeated. Raises JobStopped or JobSuspended if the job ends with an earlier round:
+        this gradient does not count. Raises WorkerEvicted, and ContributionLate if the job drops late ones and
         this is one: then pull, and go on with the round that is open. After any other error the push may have counted:
         push the same gradients again (put them again too), and they count once. If the error came while a device was
         computing them, that second push raises WrongOrder.
@@ -348,12 +371,14 @@ class Session:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         if not self._membership.owner.is_here:
-            return
-        if error is None:
+            return False
+        stopped = isinstance(error, JobStopped) and self.ended_by(error)
+        if error is None or stopped:
             self.leave(finished=True)
-            return
+            return stopped
         # The user must see the first error; a server that cannot be reached now will notice the worker's silence.
         with contextlib.suppress(KvpsError):
             self.leave(finished=False)
+        return False

@@ -6,7 +6,7 @@ import time
 
 from kvps.arrays.layout import Array
 from kvps.connection.client import WAIT_MS
-from kvps.errors import WrongOrder
+from kvps.errors import JobSuspended, WrongOrder
 from kvps.partitions import unit_seed
 from kvps.protocol.answers import NextUnit, ServerRestarted
 from kvps.protocol.job_state import RoundState
@@ -36,17 +36,23 @@ class Units:
     def next(self, round_: Round, flat: Array | None) -> int | None:
         """Return the next unit; None if there is none. `flat` receives the weights of a small model that come along.
 
-        Raises WorkerEvicted, JobNotFound, and WrongOrder if the job hands out no units.
+        Raises WorkerEvicted, JobNotFound, JobSuspended, and WrongOrder if the job hands out no units.
         """
         me = self._membership
         if not self._access.config.units:
             raise WrongOrder(f"job {self._access.keys.job!r} hands out no units: create it with units=N")
         try:
             if self._rounds:
-                return self._await(round_, flat).unit
-            return self._access.scripts.next_unit(me.worker, me.incarnation).unit
+                answer = self._await(round_, flat)
+            else:
+                answer = self._access.scripts.next_unit(me.worker, me.incarnation)
         except ServerRestarted:
             raise me.server_restarted() from None
+        if answer.ends:
+            ending = me.ended(answer.ends)
+            if isinstance(ending, JobSuspended):
+                raise ending
+        return answer.unit
 
     def _await(self, round_: Round, flat: Array | None) -> NextUnit:
         """Return the next unit as soon as there is one, or that all are done."""
@@ -56,7 +62,7 @@ class Units:
         else:
             answer = self._access.scripts.next_unit(me.worker, me.incarnation)
             timeout_ms = answer.backup_ms or WAIT_MS
-        while answer.unit is None and not answer.done:
+        while answer.unit is None and not answer.done and not answer.ends:
             if flat is not None:  # what is read there may be of another version
                 self._weights = None
             before, patience_ms = state or me.round_state(), min(WAIT_MS, timeout_ms)

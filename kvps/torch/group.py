@@ -25,7 +25,7 @@ import torch.distributed as dist
 from kvps import errors
 from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
-from kvps.errors import GroupLost, InvalidSetting, KvpsError, WorkerAlive, WrongOrder
+from kvps.errors import GroupLost, InvalidSetting, JobStopped, KvpsError, RunEnds, WorkerAlive, WrongOrder
 from kvps.job import Job
 from kvps.session.session import Session
 
@@ -66,12 +66,14 @@ class GroupSession:
     worker, rank   the id and the number of the worker that the group is
     round, clock   the last round it has done, and its contributions acknowledged so far, as in `Session`
     version        the version of the weights that the last pull returned
+    stopping       whether the job was stopped or suspended, as far as the group knows
     """
 
     def __init__(self, job: Job, channel: _Channel, join: Callable[[], Session]) -> None:
         self.layout = job.layout
         self._channel = channel
         self._session: Session | None = None  # the leader's
+        self._ending: RunEnds | None = None
         self._weights: Array = np.zeros(job.layout.size, DTYPE)
         self._gradient: Array = np.zeros(job.layout.size, DTYPE)
 
@@ -133,9 +135,14 @@ class GroupSession:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    ) -> bool:
         if self._session:
             self._session.__exit__(kind, error, trace)
+        return isinstance(error, JobStopped) and self.ended_by(error)
+
+    def ended_by(self, error: BaseException | None) -> bool:
+        """Return whether the group has raised an error because its job was stopped or suspended."""
+        return error is not None and error is self._ending
 
     @property
     def _leading(self) -> Session:
@@ -146,7 +153,8 @@ class GroupSession:
     def _here(self) -> Message:
         """Return what the leader knows and the others must."""
         session = self._leading
-        return {"round": session.round, "clock": session.clock, "version": session.version}
+        known = {"round": session.round, "clock": session.clock, "version": session.version}
+        return known | {"stopping": session.stopping}
 
     def _agree_on(self, grads: Mapping[str, Any], loss: Any) -> list[float]:
         """Lay this member's gradient into its memory; return all members' losses once all have done that."""
@@ -169,20 +177,23 @@ class GroupSession:
     def _led(self, call: Callable[[], Message]) -> Message:
         """Have the leader call Redis. Return its answer in every member, or raise its error in every member."""
         answer: Message = {}
-        failed: KvpsError | None = None
+        failed: KvpsError | RunEnds | None = None
         if self._channel.leads:
             try:
                 answer = call()
-            except KvpsError as error:
+            except (KvpsError, RunEnds) as error:
                 failed, answer = error, _as_message(error) | (self._here() if self._session else {})
         with self._or_lost():
             answer = self._channel.tell(answer)
         if "round" in answer:  # an error may have ended the round
             self.round, self.clock, self.version = answer["round"], answer["clock"], answer["version"]
+            self.stopping: bool = answer["stopping"]
+        if failed is None and "error" in answer:
+            failed = _error_of(answer)
+        if isinstance(failed, RunEnds):
+            self._ending = failed
         if failed:
             raise failed
-        if "error" in answer:
-            raise _error_of(answer)
         return answer
 
     @contextmanager
@@ -266,14 +277,14 @@ def _unpacked(packed: torch.Tensor) -> Message:
     return message
 
 
-def _as_message(error: KvpsError) -> Message:
+def _as_message(error: KvpsError | RunEnds) -> Message:
     return {"error": type(error).__name__, "message": str(error)[:_MOST_WORDS]}
 
 
-def _error_of(message: Message, before: str = "") -> KvpsError:
+def _error_of(message: Message, before: str = "") -> KvpsError | RunEnds:
     """Return the error that another member raised."""
     text = before + message["message"]
     if message["error"] == WorkerAlive.__name__:
         return WorkerAlive(text, {})
-    kind: type[KvpsError] = getattr(errors, message["error"], KvpsError)
+    kind: type[KvpsError | RunEnds] = getattr(errors, message["error"], KvpsError)
     return kind(text)

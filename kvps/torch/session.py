@@ -15,7 +15,15 @@ import torch.distributed as dist
 from torch.utils.hooks import RemovableHandle
 
 from kvps.arrays.layout import Array
-from kvps.errors import ContributionLate, InvalidSetting, LayoutMismatch, UsageError, WrongOrder
+from kvps.errors import (
+    ContributionLate,
+    InvalidSetting,
+    JobStopped,
+    JobSuspended,
+    LayoutMismatch,
+    UsageError,
+    WrongOrder,
+)
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
 from kvps.session.session import Session
@@ -167,6 +175,11 @@ class TorchSession:
         """
         return batches_of(self, dataset, batch_size, epochs, seed, loader)
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the job was stopped or suspended, as far as this worker knows: its loop ends soon, at `pull`."""
+        return self.session.stopping
+
     def begin_unit(self, batches: int) -> None:
         """Begin a unit of so many batches, after `Session.next_unit`: with local steps, the last of them pushes."""
         if self._local:
@@ -277,10 +290,10 @@ class TorchSession:
         local = self._local
         if local and local.to_push:
             weight = local.weight
-            if local.to_pull:
-                self.pull()  # a push needs one before it
-                local.weight = weight
-            with suppress(ContributionLate):  # it does not count, and there is no round after it
+            with suppress(ContributionLate, JobStopped):  # it does not count, and there is no round after it
+                if local.to_pull:
+                    self.pull()  # a push needs one before it
+                    local.weight = weight
                 self._push_steps(local, "", None)
         self._unhook()
         if self._local and isinstance(self.session, Session):
@@ -334,17 +347,17 @@ class TorchSession:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None and self._owner.is_here:
+    ) -> bool:
+        if self._owner.is_here and (error is None or self.session.ended_by(error)):
             try:
-                self.leave()
+                self.leave(finished=not isinstance(error, JobSuspended))
             except BaseException as failed:
                 self._unhook()
                 self.session.__exit__(type(failed), failed, trace)
                 raise
-            return
+            return isinstance(error, JobStopped)
         self._unhook()
-        self.session.__exit__(kind, error, trace)
+        return self.session.__exit__(kind, error, trace)
 
 
 def _remove(hooks: list[RemovableHandle]) -> None:

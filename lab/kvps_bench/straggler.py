@@ -105,7 +105,7 @@ class Trainee(Role):
                 slow = is_slow(kind, self._rank, number if unit is None else unit // workers, workers, random)
                 time.sleep(self._setting.compute_ms / 1000 * (FACTOR if slow else 1))
                 session.push(grads)
-            return session.clock
+        return session.clock
 
 
 class Course:

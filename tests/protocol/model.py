@@ -37,7 +37,10 @@ from protocol.model_scripts import (
     GONE,
     MUTANTS,
     NO_FAULTS,
+    PAUSED,
     PUSHED,
+    RUNS,
+    STOPPED,
     TAKEN,
     Entry,
     Faults,
@@ -98,7 +101,7 @@ class Model:
             *((), (0,) * self.workers, (None,) * self.workers, (), None, 0, (None,) * self.shards),
             *(tuple(shard % 2 for shard in range(self.shards)), *((1,) * self.shards,) * 2, (0,) * self.shards),
             frozenset(Staged(shard, 0, 0, ()) for shard in range(self.shards)),
-            *((FREE,) * self.units, 0, frozenset(), frozenset(), 1, 0, 0, None, False),
+            *((FREE,) * self.units, 0, frozenset(), frozenset(), 1, 0, (RUNS, 0), 0, None, False),
             *((None,) * self.workers, None, tuple(map(tuple, holders)), None, (), None, None, frozenset()),
             *(self.faults, ""),
         )
@@ -108,7 +111,8 @@ class Model:
 
     def over(self, s: State) -> bool:
         """Whether all is committed or rejected, and every worker has finished or is gone for good."""
-        left = s.inbox or s.plan or any(s.sessions) or set(s.units) - {DONE} or s.history != s.life or s.removers
+        undone = set(s.units) - {DONE} and s.run[0] != STOPPED
+        left = s.inbox or s.plan or any(s.sessions) or undone or s.history != s.life or s.removers
         return not left and all(e and e.state == GONE for e in s.entries)
 
     def steps(self, s: State) -> Iterator[Step]:
@@ -131,7 +135,10 @@ class Model:
         if t != s and t.plan:
             if self.quorum and len(t.plan.contributions) < self.scripts.wanted(s):
                 t = t._replace(wrong="a version is made of less than its quorum")
+            if s.run[0] == PAUSED:
+                t = t._replace(wrong="a plan is opened while the job is paused")
             yield Step(f"{t.plan} of version {s.version + 1} is opened", t)
+        yield from self._control(s)
         for worker in range(self.workers):
             yield from self._membership(s, worker)
             if session := s.sessions[worker]:
@@ -151,6 +158,19 @@ class Model:
         yield from self._failovers(s)
         if s.history != s.life and self._may_recover(s):
             yield Step("somebody sees the restart", self.scripts.recover(s)[1])
+
+    def _control(self, s: State) -> Iterator[Step]:
+        """Somebody stops the job, or pauses it for a while."""
+        state, _ = s.run
+        if state != STOPPED and (t := s.spending("stops")):
+            t = self.scripts.stop(t)[1]
+            if t.run != s.run and s.history != s.life:
+                t = t._replace(wrong="a job is stopped on the word of an earlier run")
+            yield Step(f"the job is stopped: all end with round {t.run[1]}", t, sure=False)
+        if state == PAUSED:
+            yield Step("the job goes on", s._replace(run=(RUNS, 0)))
+        elif state == RUNS and (t := s.spending("pauses")):
+            yield Step("the job is paused", t._replace(run=(PAUSED, 0)), sure=False)
 
     def _failovers(self, s: State) -> Iterator[Step]:
         """A replica lags, catches up, or takes the place of its master without the last writes."""
@@ -203,6 +223,7 @@ class Model:
                 does.append((f"leave of w{worker}", self.scripts.leave(s, worker, session.incarnation, job=job)[1]))
                 does.append((f"take of w{worker}", self.scripts.take(s, worker, session.incarnation, job)[1]))
         does.append(("plan", self.scripts.plan(s, job)[1]))
+        does += [("stop", self.scripts.stop(s, job)[1])] if s.faults.stops else []
         does.append(("recover", self.scripts.recover(s, job)[1]))
         for aggregator, held in enumerate(holders):
             for shard, holder in enumerate(held):
@@ -223,14 +244,15 @@ class Model:
         """A worker comes, is replaced, is killed, is thought gone."""
         entry, session = s.entries[worker], s.sessions[worker]
         active = entry is not None and entry.state == ACTIVE
-        more = FREE in s.units or active if self.units and entry else not (entry and entry.finished)
+        left = FREE in s.units and not (entry and self._has_ended(s, worker, entry))  # units that nobody has taken
+        more = left or active if self.units and entry else not (entry and entry.finished)
         if not (active or s.zombie) if session else more:
             answer, t = self.scripts.join(s, worker)
             if answer[0] == "OK":
                 _, life, round_, weight_sum = answer
                 begun = Session(life, 0, round_, "take" if self.units else "pull", weight_sum=weight_sum)
                 t = t._replace(sessions=put(s.sessions, worker, begun))
-                if session and (session.does != "pull" or session.round >= self.rounds):  # else it sees that it is out
+                if session and (session.does != "pull" or self._ends(s, session)):  # else it sees that it is out
                     t = t._replace(zombie=(worker, session))
                 yield Step(f"w{worker} joins as .{life} at round {round_}", t, sure=entry is None or bool(self.units))
         if session and (t := s.spending("kills")):
@@ -257,7 +279,7 @@ class Model:
                 return t._replace(zombie=(worker, after) if after else None)
             return t._replace(sessions=put(t.sessions, worker, after))
 
-        if session.does == "leave" or (session.does == "pull" and not self.units and session.round >= self.rounds):
+        if session.does == "leave" or (session.does == "pull" and self._ends(s, session)):
             (answer, *_), t = self.scripts.leave(s, worker, session.incarnation)
             if answer == "NOJOB" or (answer == "OK" and self._undone(t, worker, session)):
                 t = t._replace(wrong="who leaves is not told that its rounds are lost")
@@ -300,6 +322,8 @@ class Model:
             if answer[0] == "ACK" and session.does == "push" and entry and entry.accepted > session.seq:
                 t = t._replace(wrong="a gradient is acknowledged in the place of another")
             counts = (worker, session.incarnation, session.seq + 1) in {c[:3] for c in t.accepted}
+            if answer[0] == "STOPPED" and counts:
+                t = t._replace(wrong="a worker is told that the job has stopped without a contribution that counts")
             told = answer[0] in ("ACK", "LATE", "DUPLICATE")
             if (self.drops or self.units_per_round) and told and counts != (answer[0] == "ACK"):
                 t = t._replace(wrong="a worker is not told the truth about a contribution that came late")
@@ -321,6 +345,8 @@ class Model:
                     after = Session(session.incarnation, session.seq + 1, session.round, "take")
                     after = after._replace(weight_sum=session.weight_sum)
                     yield Step(f"{who} pushes a unit that another has pushed", then(t, after))
+                case ("STOPPED",):
+                    yield Step(f"{who} pushes behind the last round", then(t, session._replace(does="leave")))
                 case ("SEQUENCE",) if s.life == 0:
                     yield Step(f"{who} pushes", s._replace(wrong="a worker in order is told SEQUENCE"))
                 case ("UNIT" | "HISTORY" | "BASE",) if s.life == 0:
@@ -333,6 +359,15 @@ class Model:
                 answer, _ = self.scripts.push(s, worker, session, ask=True)
                 if answer == ("NEW",):
                     yield Step(f"{who} asks: {answer[0]}", then(s, session._replace(does="push")))
+
+    def _ends(self, s: State, session: Session) -> bool:
+        """Whether a session that would pull has no round to do any more."""
+        over = not self.units and session.round >= self.rounds
+        return over or (not self.units_per_round and self.scripts.is_last(s, session.round))
+
+    def _has_ended(self, s: State, worker: int, entry: Entry) -> bool:
+        """Whether a worker of a stopped job gets no unit any more."""
+        return self.scripts.is_last(s, s.version if self.units_per_round else self.scripts.done(s, worker, entry))
 
     def _has_weights(self, session: Session, unit: int) -> bool:
         """Whether it computes a unit on the weights that it has already: in BSP those of the unit's round."""
@@ -361,10 +396,11 @@ class Model:
     def _undone(self, s: State, worker: int, session: Session) -> bool:
         """Whether the worker has rounds to do, as far as the server knows, and no later process does them."""
         entry = entry_of(s, worker)
-        done = s.clock[worker] + entry.skip + entry.pending
+        done = self.scripts.done(s, worker, entry)
         if self.scripts.partial:  # rounds are the job's
             done = max(done, s.version + bool(s.plan))
-        return not self.units and done < self.rounds and entry.incarnation <= session.incarnation
+        over = done >= self.rounds or self.scripts.is_last(s, done)
+        return not self.units and not over and entry.incarnation <= session.incarnation
 
     def _admits(self, s: State, worker: int, session: Session) -> bool:
         """Whether the session may compute its next round on the present version."""
@@ -543,13 +579,13 @@ class Model:
                 return "more than max_pending wait"
             if entry and entry.state == GONE and entry.pending:
                 return "a worker is gone though its contributions wait"
-        if wrong := self._units_broken(s) or self._rounds_broken(s):
+        if wrong := self._units_broken(s) or self._rounds_broken(s) or self._stop_broken(s):
             return wrong
         spent = self.faults.kills - s.faults.kills + self.faults.evictions - s.faults.evictions
         alone = not self.units and not s.life and s.job == 1
         if alone and sum(entry.incarnation - 1 for entry in s.entries if entry) > spent:
             return "a worker was put out though no fault did it"
-        if s.log and None in s.entries:
+        if s.log and None in s.entries and s.run[0] != STOPPED:
             return "a version is committed before all workers have joined"
         if self.drops and any(c.base != plan.version - 1 for plan in s.log for c in plan.contributions):
             return "a contribution counts that came late"
@@ -587,6 +623,24 @@ class Model:
                 return "a unit is in two commits"
             if has != [is_] and (has, is_) != ([], FREE):
                 return "a unit is lost, or there twice"
+        return ""
+
+    def _stop_broken(self, s: State) -> str:
+        """What is wrong with how a stopped job ends, or ""."""
+        state, last = s.run
+        if state != STOPPED or self.staleness == ASP:
+            return ""
+        if not self.units_per_round and any(c.round > last for c in s.accepted):
+            return "a contribution is accepted behind the last round"
+        by_versions = self.staleness == 0 or self.units_per_round
+        if by_versions and s.version > last:
+            return "a version is made behind the last one"
+        if self.over(s) and by_versions and s.version != last and any(e and e.finished for e in s.entries):
+            return "a stopped job ends with another version than its last one"
+        for worker, entry in enumerate(s.entries):
+            done = entry and s.clock[worker] + entry.skip
+            if self.over(s) and entry and entry.finished and not by_versions and done != last:
+                return "a worker ends with another round than the last one"
         return ""
 
     def _rounds_broken(self, s: State) -> str:

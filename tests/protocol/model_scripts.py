@@ -89,6 +89,13 @@ MUTANTS = {
     "reject-again": "reject: a unit that is to be computed again is not given back",
     "reject-closes": "reject: the plan stays open without a unit that is computed again",
     "reject-waits": "reject: the round is over at once, not when the version without it is committed",
+    "stop-round": "stop: all end at what is committed, not at the last round that was accepted",
+    "stop-restart": "stop: also after a restart of the server",
+    "stop-id": "stop: also for who means an earlier job",
+    "push-stop": "push: also of a round behind the last one",
+    "push-stop-repeat": "push: a repeat is told that the job has stopped, though it was accepted",
+    "next-unit-stop": "take: a unit of a round behind the last one",
+    "plan-pause": "plan: also while the job is paused",
     "acquire-restart": "acquire: also after a restart of the server",
     "acquire-clears": "acquire: what the last holder said stays said",
     "free-owner": "free: any term may delete",
@@ -248,6 +255,7 @@ class Faults(NamedTuple):
 
     `losses` are new lives of the server, each without its last writes; `removals` are processes that remove the job.
     `backups` are units that are handed out a second time, because they are late.
+    `stops` and `pauses` are what somebody asks for.
     `failovers` are those of a cluster, where control and each shard's bytes are on servers of their own.
     """
 
@@ -262,10 +270,13 @@ class Faults(NamedTuple):
     forks: int = 0
     failovers: int = 0
     backups: int = 0
+    stops: int = 0
+    pauses: int = 0
 
 
-NO_FAULTS = Faults(*(0,) * 11)
+NO_FAULTS = Faults(*(0,) * 13)
 CONTROL = -1
+RUNS, PAUSED, STOPPED = "runs", "paused", "stopped"
 
 
 class State(NamedTuple):
@@ -292,6 +303,7 @@ class State(NamedTuple):
     rejected: frozenset[Contribution]
     job: int  # its id; 0: there is none
     removed: int  # the id of one that is being removed; 0: the name is free
+    run: tuple[str, int]  # whether it runs, is paused or is stopped, and then the last round
 
     life: int
     disk: tuple[Any, ...] | None  # all of the above as it was when something was written to the disk last
@@ -342,6 +354,7 @@ class State(NamedTuple):
             rejected=frozenset(),
             promised=frozenset(),
             job=0,
+            run=(RUNS, 0),
         )
 
     @property
@@ -470,6 +483,46 @@ class Scripts:
     def has(self, check: str) -> bool:
         return check not in self.without
 
+    def last_round(self, s: State) -> int:
+        """The round with which a job that is stopped now ends: nothing that was accepted is of a later one. In rounds
+        of units it is a number of versions, whose units were handed out; the scripts also count a round of which all
+        came back. In ASP there are no rounds, and everybody ends at once."""
+        if self.staleness < 0:
+            return 0
+        if self.units_per_round:
+            out = [self.round_of(unit) + 1 for unit, is_ in enumerate(s.units) if is_ != FREE]
+            return max([s.version, *out]) if self.has("stop-round") else s.version
+        rounds = [s.clock[w] + e.skip + e.pending * self.has("stop-round") for w, e in enumerate(s.entries) if e]
+        if self.partial:  # what is in no plan yet goes into the version behind it
+            planned = s.plan.contributions if s.plan else ()
+            more = len(s.inbox) > len(planned)
+            rounds.append(s.version + (bool(s.plan) + more) * self.has("stop-round"))
+        return max([s.version * (self.staleness == 0), *rounds])
+
+    @staticmethod
+    def done(s: State, worker: int, entry: Entry) -> int:
+        """The last round that was accepted from a worker, or that it skips."""
+        return s.clock[worker] + entry.skip + entry.pending
+
+    def is_last(self, s: State, round_: int) -> bool:
+        """Whether a worker ends that has done this round."""
+        return s.run[0] == STOPPED and round_ >= s.run[1]
+
+    def is_behind_last(self, s: State, round_: int) -> bool:
+        """Whether a contribution of this round would be behind the last one."""
+        state, last = s.run
+        if state != STOPPED or self.staleness < 0 or self.units_per_round:
+            return False
+        return round_ > last or (self.partial and s.version + bool(s.plan) >= last)
+
+    def stop(self, s: State, job: int | None = None) -> Outcome:
+        """Fixes the last round. A repeat changes nothing."""
+        if self.another_job(s, job, "stop-id"):
+            return ("NOJOB",), s
+        if self.restarted(s, "stop-restart"):
+            return ("RESTARTED",), s
+        return ("OK",), s if s.run[0] == STOPPED else s._replace(run=(STOPPED, self.last_round(s)))
+
     def another_job(self, s: State, job: int | None, check: str) -> bool:
         """Whether the caller means an earlier job of this name. None is the present one."""
         return not s.job or (job not in (None, s.job) and self.has(check))
@@ -538,6 +591,14 @@ class Scripts:
         if entry.unit is not None and self.has("next-unit-same"):
             return ("OK", entry.unit), s
         free = [u for u, is_ in enumerate(s.units) if is_ == FREE]
+        if s.run[0] == STOPPED and self.has("next-unit-stop"):
+            if not self.units_per_round:
+                ends = self.is_last(s, self.done(s, worker, entry))
+            else:
+                ends = self.is_last(s, s.version)
+                free = [u for u in free if self.round_of(u) < s.run[1]]
+            if ends:
+                return ("DONE",), s
         if self.has("next-unit-ahead"):
             free = [u for u in free if self.is_open(s, u)]
         if not free and late:
@@ -560,6 +621,9 @@ class Scripts:
         late = self.drops and (session.base < s.version or (s.plan is not None and self.has("push-late-plan")))
         if late and not ask and not self.has("push-late-first"):
             return ("LATE",), s
+        round_ = self.done(s, worker, entry) + 1
+        if self.is_behind_last(s, round_) and not ask and not self.has("push-stop-repeat"):
+            return ("STOPPED",), s
         if seq == entry.accepted and self.has("push-repeat") and self.has("push-sequence"):
             if entry.late == seq and self.units_per_round and self.has("push-unit-repeat"):
                 return ("DUPLICATE",), s
@@ -586,6 +650,8 @@ class Scripts:
                 return ("DUPLICATE",), s.entered(worker, entry._replace(accepted=seq, late=seq, unit=None))
             if not self.fits_unit(entry.unit, session.base) and self.has("push-unit-base"):
                 return ("BASE",), s
+        if self.is_behind_last(s, round_) and self.has("push-stop"):
+            return ("STOPPED",), s
         if late and self.has("push-late"):
             weight_sum = entry.weight_sum + (not self.has("push-weight-sum-late"))
             return ("LATE",), s.entered(worker, entry._replace(accepted=seq, late=seq, weight_sum=weight_sum))
@@ -645,7 +711,9 @@ class Scripts:
             return ("RESTARTED",), s
         if s.plan and self.has("plan-open"):
             return ("OPEN",), s
-        if None in s.entries and self.has("plan-early"):
+        if s.run[0] == PAUSED and self.has("plan-pause"):
+            return ("IDLE",), s
+        if None in s.entries and s.run[0] != STOPPED and self.has("plan-early"):
             return ("EARLY",), s
         if self.quorum and len(s.inbox) < self.wanted(s) and self.has("plan-quorum"):
             return ("IDLE",), s  # once they are there, how long it waits for the others is chance

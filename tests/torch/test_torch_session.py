@@ -335,6 +335,45 @@ def test_a_worker_that_comes_back_goes_on(store: Store) -> None:
 
 
 @pytest.mark.contract
+def test_a_worker_of_a_stopped_or_suspended_job_ends_its_loop(store: Store) -> None:
+    """A suspended one goes on later, to the same bits, with the state of its inner optimizer."""
+    adam = OPTIMIZERS["adam"]
+
+    def rounds(job: kvps.Job, model: nn.Module, until: Callable[[kvps.torch.TorchSession], bool]) -> None:
+        with kvps.torch.join(job, model, "w0", inner=adam(model.parameters()), local_steps=2) as worker:
+            while not until(worker):
+                one_round(worker, model)
+        assert worker.stopping == (job.state().run.state == "stopped")
+
+    def suspended(worker: kvps.torch.TorchSession) -> bool:
+        if worker.session.round == 3:
+            job.suspend()
+        return False
+
+    def stopped(worker: kvps.torch.TorchSession) -> bool:
+        if worker.session.round == 6:
+            job.stop("enough")
+        return False
+
+    ends = []
+    for name in ("whole", "parts"):
+        model = net()
+        settings: dict[str, Any] = {"workers": 1, "local_steps": 2, "worker_timeout_ms": 60_000}
+        job = store.create_job(name, kvps.torch.parameters(model), optimizer=kvps.SGD(lr=1.0), **settings)
+        with aggregating(job):
+            if name == "parts":
+                with pytest.raises(kvps.JobSuspended):
+                    rounds(job, model, suspended)
+                job.resume()
+                model = net()
+            rounds(job, model, stopped)
+            assert job.await_finished()
+        kvps.torch.load(job, model)
+        ends.append(weights_of(model))
+    assert_same_bits(*ends)
+
+
+@pytest.mark.contract
 @pytest.mark.parametrize("staleness", [1, -1])
 def test_ssp_and_asp_with_prefetch(store: Store, staleness: int) -> None:
     model = net()

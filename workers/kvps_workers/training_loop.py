@@ -16,7 +16,16 @@ from typing import Any
 
 from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
-from kvps.errors import ContributionLate, InvalidSetting, InvalidTask, KvpsError, ServerFull, WorkerEvicted, counted
+from kvps.errors import (
+    ContributionLate,
+    InvalidSetting,
+    InvalidTask,
+    JobStopped,
+    KvpsError,
+    ServerFull,
+    WorkerEvicted,
+    counted,
+)
 from kvps.job import Job
 from kvps.machine.files import private
 from kvps.session.round_timer import RoundTimer
@@ -85,6 +94,10 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
     contributions.resume(session)
     try:
         _do_rounds(job, session, contributions, slow, acks)
+    except JobStopped as stopped:
+        log.info("%s", stopped)
+        session.leave(state=contributions.state(session.accepted))
+        return
     except BaseException:
         with suppress(KvpsError):  # the user must see the first error
             session.leave(finished=False, state=contributions.state(session.accepted))

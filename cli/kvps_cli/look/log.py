@@ -110,6 +110,12 @@ def _contribution(c: Facts) -> str:
     return f"{c['worker']} {done}" + (f" ({', '.join(notes)})" if notes else "")
 
 
+def _asked(facts: Facts) -> str:
+    """Return who has asked for a stop or the like, and why."""
+    last = f"all workers end with round {facts['round']:,}" if facts.get("round") else ""
+    return ", ".join(filter(None, [last, facts["by"] and f"by {facts['by']}", facts["reason"]])) or "no reason given"
+
+
 _WORDS: dict[str, Callable[[Facts], str]] = {
     "create": lambda f: f"version {f['version']:,}",
     "restore": lambda f: f"version {f['version']:,}, from a checkpoint of job {f['job']}",
@@ -124,5 +130,6 @@ _WORDS: dict[str, Callable[[Facts], str]] = {
     "take": lambda f: f"shard {f['shard']} by {f['holder']} (term {f['term']:,})",
     "release": lambda f: f"by {f['holder']} (term {f['term']:,})",
     "evaluate": lambda f: f"version {f['version']:,}: {figures_text(f['figures'])}, by {f['by']}",
+    **dict.fromkeys(("stop", "suspend", "pause", "resume"), _asked),
     "scale": lambda f: f"from {f['before']:,} to {counted(f['workers'], 'worker')}",
 }

@@ -4,14 +4,14 @@
 -- KEYS finished:set never
 -- ARGV job known_id known_history
 --   known_id, known_history: of the plan that the caller knows, or '' and ''
--- USES arrivals job numbers plans replies time unit_rounds
+-- USES arrivals job numbers plans replies run_control time unit_rounds
 -- Returns {OPEN, version, pin, members, plan JSON} | {SAME, version, pin, members}: the caller's plan is open
---     | {IDLE, version, pin, members} | {GRACE, version, pin, members, ms}: the quorum is there, and the others have so
+--     | {IDLE, version, pin, members}: also while the job is paused | {GRACE, version, pin, members, ms}: the quorum is there, and the others have so
 --     much time left | {EARLY, version, pin, members}: fewer than `workers` have ever joined, or fewer
 --     than `min_workers` are left; members is the number of workers that are not gone | {NOJOB} | {ANOTHER}
 --     | {RESTARTED} | {WRONGTYPE, key, is, want}
-local refused, committed, head, history, progress, graced =
-  read_job(job, 'version', 'head', 'history', 'contributions', 'graced')
+local refused, committed, head, history, progress, graced, run =
+  read_job(job, 'version', 'head', 'history', 'contributions', 'graced', 'run')
 if refused then return refused end
 local version, pin = whole(committed), redis.call('GET', keys.pin) or ''
 local members = redis.call('ZCARD', keys.rounds)
@@ -19,9 +19,13 @@ local function answer(code) return { code, version, pin, members } end
 local open_id, open_history = unpack(redis.call('HMGET', keys.plan, 'id', 'history'))
 if open_id and open_id == known_id and open_history == known_history then return answer('SAME') end
 if open_id then return { 'OPEN', version, pin, members, redis.call('HGET', keys.plan, 'text') } end
+if run == 'pause' then return answer('IDLE') end
 local staleness, workers, min_workers, quorum_text, grace_ms = unpack(redis.call('HMGET', keys.config,
   'staleness', 'workers', 'min_workers', 'quorum', 'grace_ms'))
-if redis.call('HLEN', keys.workers) < whole(workers) then return answer('EARLY') end
+-- A stopped job waits for nobody who is not there. A suspended one goes on later, with all of its workers.
+local ends = last_round(run)
+local stopped = ends and run:find('^stop')
+if not stopped and redis.call('HLEN', keys.workers) < whole(workers) then return answer('EARLY') end
 -- In BSP without a quorum the round is due when every worker in the vector clock has pushed it; one of units, when all
 -- its units are there.
 local quorum = whole(quorum_text)
@@ -31,7 +35,7 @@ local _, slowest = unpack(redis.call('ZRANGE', keys.pushed, 0, 0, 'WITHSCORES'))
 if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') end
 -- Workers that have done all their rounds still count in the divisor, or a run's last contributions would weigh more.
 local divisor = redis.call('ZCARD', keys.pushed) + redis.call('SCARD', keys.finished)
-if divisor < tonumber(min_workers or '0') then return answer(redis.call('XLEN', keys.inbox) > 0 and 'EARLY' or 'IDLE') end
+if divisor < tonumber(min_workers or '0') and not ends then return answer(redis.call('XLEN', keys.inbox) > 0 and 'EARLY' or 'IDLE') end
 
 -- Opens the plan. The contributions are chosen: the inbox's entries up to `through`, or those of `ids` alone.
 local function open(contributions, through, ids)

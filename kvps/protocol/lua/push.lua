@@ -10,13 +10,15 @@
 --   mode: 'ask' to change nothing, and only say whether it was accepted before
 --   part: the part of the model that it is of, or '' for all of it
 --   traces: of earlier iterations of the worker, "field value field value ..." each
--- USES job log names numbers time traces unit_rounds units weight_sums workers
+-- USES job log names numbers run_control time traces unit_rounds units weight_sums workers
 -- Returns {ACK, clock, round, sum of the weights that were accepted from this worker, where rounds end by the clock, 1
 --     if a unit may be had at once, else 0} | {LATE, version}: dropped
---     | {DUPLICATE, version}: another worker has pushed its unit before, and that counts | {NEW} (to 'ask') | {FULL, pending} | {EVICTED, state} | {SEQUENCE, accepted}
+--     | {DUPLICATE, version}: another worker has pushed its unit before, and that counts | {NEW} (to 'ask') | {FULL, pending}
+--     | {STOPPED, run, by, reason, ms}: the job ends, as control says, with an earlier round | {EVICTED, state} | {SEQUENCE, accepted}
 --     | {BASE, version} | {HISTORY, history} | {RESTARTED} | {UNIT, unit that the worker has}
 --     | {BAD}: a malformed digest, weight or part | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
-local id, version, present_history, run_id = unpack(redis.call('HMGET', keys.version, 'id', 'version', 'history', 'run_id'))
+local id, version, present_history, run_id, run = unpack(redis.call('HMGET', keys.version,
+  'id', 'version', 'history', 'run_id', 'run'))
 local another = another_job(id, job)
 if another then return another end
 local max_pending, total_units, late, reduction, local_steps, workers, staleness, quorum, per_round, per_epoch =
@@ -38,11 +40,8 @@ if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end
 if present_history ~= history then return { 'HISTORY', present_history } end
 if not base or base > whole(version) then return { 'BASE', version } end
 local weight_number = whole(weight)
--- A reduction of the user's own, module:function, may use weights too.
-reduction = reduction or ''
-local takes_weights = reduction == 'weighted' or (reduction:find(':', 1, true) and not reduction:find('^trimmed:'))
 if not digests:find('^[%x,-]+$') or (part ~= '' and not is_name(part)) or not weight_number
-  or (weight_number > 1 and not takes_weights) then return { 'BAD' } end
+  or (weight_number > 1 and not takes_weights(reduction or '')) then return { 'BAD' } end
 if unit ~= (entry.unit or '') or (total_units ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
 local rounds = unit_rounds(per_round, per_epoch, total_units, staleness)
 if rounds then
@@ -57,6 +56,7 @@ if rounds then
   local round = round_of(rounds, tonumber(unit))
   if base > round or base < round - rounds.bound then return { 'BASE', version } end
 end
+if not rounds and is_over(run, staleness, quorum, whole(version), entry.round) then return run_answer('STOPPED') end
 -- An open plan has closed the round, too: what it does not have would wait for the next one.
 if late == 'drop' and (base < whole(version) or redis.call('EXISTS', keys.plan) == 1) then
   entry.accepted, entry.late, entry.dropped = seq, seq, (entry.dropped or 0) + 1

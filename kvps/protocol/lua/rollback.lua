@@ -33,13 +33,15 @@ for worker, entry in pairs(earlier.workers) do
   if cjson.decode(entry).state == 'rejoining' then redis.call('ZADD', keys.heartbeat, now_ms(), worker) end
 end
 index_members()
--- Log entries behind that version are undone and deleted. The entries of earlier losses, of server or memory, stay.
+-- Log entries behind that version are undone and deleted. The entries of earlier losses, of server or memory, stay, and
+-- what people have asked for, because that is still so.
+local stays = { recover = true, stop = true, suspend = true, pause = true, resume = true }
 local behind = earlier.entry
 repeat
   local entries = redis.call('XRANGE', keys.commits, '(' .. behind, '+', 'COUNT', 500)
   for _, entry in ipairs(entries) do
     local id, fields = read_entry(entry)
-    if fields.kind ~= 'recover' then redis.call('XDEL', keys.commits, id) end
+    if not stays[fields.kind] then redis.call('XDEL', keys.commits, id) end
     behind = id
   end
 until #entries == 0

@@ -12,3 +12,8 @@ local function add_weight(entry, weight, max_pending)
   sums[#sums + 1] = digits(math.min((whole(sums[#sums]) or 0) + weight, 9007199254740991))
   entry.weight_sums = table.concat(sums, ' ', math.max(1, #sums - 2 * max_pending))
 end
+
+-- Returns whether a reduction takes weights. One of the user's own, module:function, may.
+local function takes_weights(reduction)
+  return reduction == 'weighted' or (reduction:find(':', 1, true) and not reduction:find('^trimmed:'))
+end

@@ -1,0 +1,205 @@
+"""A job that is stopped, suspended or paused: all workers end with one round, and nothing acknowledged is left out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.harness import aggregating, await_version
+from helpers.waiting import eventually
+
+import kvps
+from kvps.history.events import EventLog
+from kvps.job import Job
+from kvps.store import Store
+
+pytestmark = pytest.mark.contract
+
+PARAMS = {"x": np.zeros(4, np.float32)}
+GRADIENT = {"x": np.ones(4, np.float32)}
+PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "optimizer": kvps.SGD(lr=0.5)}
+UNITS = {"units": 10_000}
+MODES: dict[str, dict[str, Any]] = {
+    "bsp": {"staleness": 0},
+    "ssp": {"staleness": 2},
+    "asp": {"staleness": -1},
+    "quorum": {"staleness": 0, "quorum": 2},
+    "drops": {"staleness": 0, "quorum": 2, "late": "drop"},
+    "units": {"staleness": 0, **UNITS, "units_per_round": 4},
+    "loose units": {"staleness": 0, **UNITS},
+}
+"""By versions end those with staleness 0; by their own rounds those with 2."""
+
+
+def events(job: Job, *kinds: str) -> list[dict[str, Any]]:
+    newest = EventLog(job.access.client, job.access.keys).newest(0)
+    return [event.facts for event in newest if event.kind in kinds]
+
+
+Acknowledged = set[tuple[str, str, int]]
+
+
+def work(job: Job, worker: str, acknowledged: Acknowledged, began: threading.Event) -> tuple[int, bool]:
+    """Work until the job says that it is over; return the session's last round, and whether it knew that it ends."""
+    with job.join(worker) as session:
+        while True:
+            if job.config.units and session.next_unit() is None:
+                break
+            session.pull()
+            try:
+                sequence = session.accepted
+                session.push(GRADIENT)
+            except kvps.ContributionLate:
+                continue
+            if session.accepted > sequence:
+                acknowledged.add((worker, session.incarnation, session.sequence))
+            began.set()
+    return session.round, session.stopping
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_workers_end_with_one_round_and_nothing_is_left_out(store: Store, mode: str) -> None:
+    job = store.create_job("job", PARAMS, workers=3, **MODES[mode], **PATIENT)
+    acknowledged: Acknowledged = set()
+    began = threading.Event()
+    with aggregating(job), ThreadPoolExecutor(3) as threads:
+        ends = [threads.submit(work, job, f"w{i}", acknowledged, began) for i in range(3)]
+        assert began.wait(60)
+        await_version(job, 3)
+        with ThreadPoolExecutor(2) as two:
+            stops = [each.result() for each in [two.submit(job.stop, "low enough") for _ in range(2)]]
+        rounds = {each.result()[0] for each in ends}
+        assert all(each.result()[1] for each in ends)
+        eventually(lambda: job.state().finished(job.config), 60)
+    state = job.state()
+    assert stops[0] == stops[1] == state.run
+    assert (state.run.state, state.run.reason) == ("stopped", "low enough")
+    assert len(events(job, "stop")) == 1
+    committed = [(c.worker, c.incarnation, c.seq) for commit in job.log() for c in commit.plan.contributions]
+    assert len(set(committed)) == len(committed)
+    assert set(committed) == acknowledged
+    assert not job.inbox()
+    if mode in ("bsp", "quorum", "drops", "units"):
+        assert state.version == state.run.round
+    if mode in ("bsp", "ssp", "loose units"):
+        assert rounds == {state.run.round}
+
+
+def test_a_stop_in_the_middle_of_a_round_lets_the_others_end_it(store: Store) -> None:
+    job = store.create_job("job", PARAMS, workers=3, **PATIENT)
+    sessions = [job.join(f"w{i}") for i in range(3)]
+    with aggregating(job):
+        for session in sessions:
+            session.pull()
+        sessions[0].push(GRADIENT)
+        stopped = job.stop("enough")
+        assert (stopped.round, stopped.by) == (1, "w2"), "the worker that this thread has joined as last"
+        with pytest.raises(kvps.JobStopped, match="stopped by w2: enough"):
+            sessions[0].pull()
+        assert job.stop("again") == job.suspend("again") == job.pause() == stopped
+        for session in sessions[1:]:
+            assert session.push(GRADIENT) == 1
+        for session in sessions[1:]:
+            with pytest.raises(kvps.JobStopped):
+                session.pull()
+        for session in sessions:
+            session.leave()
+        assert job.await_finished()
+        assert job.state().version == 1
+        with job.join("late") as late:  # it is told so at once
+            late.pull()
+            pytest.fail("a worker of a stopped job begins a round")
+        assert late.stopping
+
+
+def test_what_is_pushed_behind_the_last_round_does_not_count(store: Store) -> None:
+    job = store.create_job("job", PARAMS, workers=2, **PATIENT)
+    first, second = job.join("w0"), job.join("w1")
+    with aggregating(job):
+        for session in (first, second):
+            session.pull()
+            session.push(GRADIENT)
+        for session in (first, second):
+            session.pull()  # both compute the second round, and nobody has pushed it
+        assert job.stop().round == 1
+        for session in (first, second):
+            with pytest.raises(kvps.JobStopped):
+                session.push(GRADIENT)
+            session.leave()
+        assert job.await_finished()
+    assert job.state().version == 1
+    assert job.clock() == {"w0": 1, "w1": 1}
+
+
+@pytest.mark.parametrize("units", [{}, {**UNITS, "units_per_round": 2}], ids=["rounds", "units"])
+def test_a_suspended_job_goes_on_where_it_was(store: Store, units: dict[str, Any]) -> None:
+    job = store.create_job("job", PARAMS, workers=2, min_workers=2, **units, **PATIENT)
+
+    def rounds(worker: str, wanted: int) -> int:
+        with job.join(worker) as session:
+            while session.clock < wanted:
+                if units:
+                    session.next_unit()
+                session.pull()
+                session.push(GRADIENT)
+                if worker == "w0" and session.clock == 3:
+                    job.suspend("moved")
+            return session.clock
+        pytest.fail("a suspended loop ends by its error")
+
+    with aggregating(job), ThreadPoolExecutor(2) as threads:
+        for each in [threads.submit(rounds, f"w{i}", 1_000_000) for i in range(2)]:
+            with pytest.raises(kvps.JobSuspended, match="suspended by w0: moved") as ended:
+                each.result()
+            assert ended.value.code == 75
+        eventually(lambda: job.state().settled, 60)
+        state = job.state()
+        assert state.version == state.run.round
+        assert not state.finished(job.config)
+        assert not job.await_finished()
+        assert not any(member.finished for member in state.members.values())
+        assert job.resume("here again").state == "running"
+        wanted = max(state.clock.values()) + 2
+        assert [each.result() for each in [threads.submit(rounds, f"w{i}", wanted) for i in range(2)]] == [wanted] * 2
+    assert [facts["reason"] for facts in events(job, "suspend", "resume")] == ["moved", "here again"]
+
+
+@pytest.mark.parametrize("staleness", [0, -1])
+def test_a_paused_job_commits_nothing_until_it_goes_on(store: Store, staleness: int) -> None:
+    job = store.create_job("job", PARAMS, workers=1, staleness=staleness, max_pending=2, **PATIENT)
+    with aggregating(job), job.join() as session:
+        session.pull()
+        session.push(GRADIENT)
+        await_version(job, 1)
+        paused = job.pause("look at it")
+        assert (paused.state, paused.round, job.pause()) == ("paused", None, paused)
+        for _ in range(1 if staleness == 0 else 2):
+            session.pull()
+            session.push(GRADIENT)
+        assert job.access.scripts.plan().plan is None
+        assert (len(job.inbox()), job.state().version) == (1 if staleness == 0 else 2, 1)
+        assert not session.stopping
+        job.resume()
+        eventually(lambda: not job.inbox(), 60)
+        assert job.stop().round == (2 if staleness == 0 else 0), "a stop ends a pause, too"
+    assert job.state().finished(job.config)
+
+
+def test_an_error_of_that_kind_ends_a_script_quietly_and_no_handler_swallows_it() -> None:
+    for kind, code in ((kvps.JobStopped, 0), (kvps.JobSuspended, 75)):
+        assert not issubclass(kind, Exception)
+        program = f"import kvps\ntry: raise kvps.{kind.__name__}('over')\nexcept Exception: print('swallowed')"
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
+def test_a_reason_is_one_line_and_not_a_long_one(store: Store) -> None:
+    job = store.create_job("job", PARAMS, **PATIENT)
+    assert job.pause("two\nlines\x1b[1m").reason == "two lines\\x1b[1m"
+    with pytest.raises(kvps.InvalidSetting, match="at most 300 characters"):
+        job.stop("x" * 301)
