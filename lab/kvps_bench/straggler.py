@@ -56,18 +56,22 @@ def is_slow(kind: str, rank: int, iteration: int, workers: int, random: np.rando
 
 
 class Mode(NamedTuple):
-    """When a worker may go on, and whether versions are made of rounds of units."""
+    """When a worker may go on, whether versions are made of rounds of units, and into how many units the batch of a
+    gradient is cut, each with its part of the samples and of the time."""
 
     staleness: int
     units: bool = False
+    cut: int = 1
 
     @property
     def name(self) -> str:
-        return "rounds of units" if self.units else mode_name(self.staleness)
+        if self.units:
+            return "rounds of units" if self.cut == 1 else "rounds of units, batch of BSP"
+        return mode_name(self.staleness)
 
 
 _BSP, _IN_UNITS, _ASP = Mode(0), Mode(0, units=True), Mode(ASP)
-_MODES = (_BSP, _IN_UNITS, Mode(3), _ASP)
+_MODES = (_BSP, _IN_UNITS, Mode(0, units=True, cut=_PER_ROUND), Mode(3), _ASP)
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ class Trainee(Role):
         job = self.store.job(name)
         random = np.random.default_rng((job.config.seed, self._rank))
         rounds = Rounds(self._task, job.config, self._rank, np)
-        workers = self._setting.workers
+        workers, part = self._setting.workers, job.config.batch_size / self._task.batch_size
         with job.join(f"w{self._rank}") as session:
             while not self._over.is_set():
                 unit = session.next_unit() if job.config.units else None
@@ -102,8 +106,10 @@ class Trainee(Role):
                     break
                 _, grads = round_gradient(self._task, job.layout, rounds, number, params, np)
                 # The slow worker moves when all have done their iterations: units are those of all workers.
-                slow = is_slow(kind, self._rank, number if unit is None else unit // workers, workers, random)
-                time.sleep(self._setting.compute_ms / 1000 * (FACTOR if slow else 1))
+                slow = is_slow(
+                    kind, self._rank, number if unit is None else int(unit * part) // workers, workers, random
+                )
+                time.sleep(self._setting.compute_ms / 1000 * part * (FACTOR if slow else 1))
                 session.push(grads)
         return session.clock
 
@@ -129,7 +135,7 @@ class Course:
                 self.contributions.setdefault((kind, mode), []).append(sum(job.clock().values()))
                 _await_version(job, 5)  # of a run that ends early
             each = _contribution_s(job)
-            self.shares.setdefault((kind, mode), []).append(at_full_speed(self._setting, kind) / each)
+            self.shares.setdefault((kind, mode), []).append(at_full_speed(self._setting, kind) / mode.cut / each)
         self._aggregator("rest")  # the job is removed, so `serve` ends
         return [took]
 
@@ -154,7 +160,7 @@ class Course:
     def _job(self, mode: Mode) -> AbstractContextManager[Job]:
         task, workers = self._task, self._setting.workers
         settings: dict[str, Any] = {"workers": workers, "staleness": mode.staleness, "task": TASK, "seed": self.seed}
-        settings |= {"batch_size": task.batch_size, "epochs": 10_000, "optimizer": SGD(lr=task.lr)}
+        settings |= {"batch_size": task.batch_size // mode.cut, "epochs": 10_000, "optimizer": SGD(lr=task.lr)}
         if mode.units:
             settings |= {"units": _UNITS, "units_per_round": _PER_ROUND * workers, "backup_after": _BACKUP_AFTER}
         return temporary_job(self._place, "unix", task.parameters(self.seed), **settings)
@@ -244,7 +250,7 @@ def at_best(setting: Setting, kind: str, mode: Mode) -> float:
     """Return the seconds that a contribution takes if only the bound holds workers back: see `ideal`. That the last
     units of a round hold them back too is left out."""
     if mode.units:
-        return at_full_speed(setting, kind)
+        return at_full_speed(setting, kind) / mode.cut
     random = [np.random.default_rng((0, rank)) for rank in range(setting.workers)]
 
     def takes(rank: int, iteration: int) -> float:
@@ -299,4 +305,6 @@ def _notes(setting: Setting) -> tuple[str, ...]:
         f"A round of units has {_PER_ROUND} for each worker; each does as many as it can, and a unit that is out for "
         f"{_BACKUP_AFTER} times the median is handed out a second time. `of speeds` is how many contributions were "
         "committed, over those of workers that never wait, from the first commit to the last.",
+        f"A round of whole gradients is a batch {_PER_ROUND} times that of BSP, so it takes more samples to "
+        f"the same accuracy. With the batch of BSP each unit has 1/{_PER_ROUND} of its samples and of its time.",
     )

@@ -89,7 +89,13 @@ def test_units(home: Path) -> None:
 def test_straggler(home: Path) -> None:
     tiny = ["--accuracy", "0.3", "--compute-ms", "1", "-w", "2", "--turns", "1", "--slow", "moves"]
     found = bench("straggler", *tiny)
-    assert [row["case"] for row in found["rows"]] == ["BSP", "rounds of units", "SSP(3)", "ASP"]
+    assert [row["case"] for row in found["rows"]] == [
+        "BSP",
+        "rounds of units",
+        "rounds of units, batch of BSP",
+        "SSP(3)",
+        "ASP",
+    ]
     assert all(row["contributions"] > 0 for row in found["rows"])
     assert [bar["bar"] for bar in found["bars"]] == [11, 21, 21, 21, 21]
 
@@ -299,5 +305,6 @@ def test_at_best_slow_workers_cost_what_the_bound_makes_them_cost() -> None:
     assert at_best(setting, "always", Mode(0)) == pytest.approx(slow)
     assert at_best(setting, "always", Mode(-1)) == pytest.approx(1 / (3 / 0.01 + 1 / 0.05), rel=0.02)
     assert at_best(setting, "always", Mode(0, units=True)) == pytest.approx(1 / (3 / 0.01 + 1 / 0.05))
+    assert at_best(setting, "always", Mode(0, units=True, cut=8)) == pytest.approx(1 / (3 / 0.01 + 1 / 0.05) / 8)
     assert at_best(setting, "moves", Mode(0)) == pytest.approx(slow)
     assert fast < at_best(setting, "moves", Mode(-1)) < at_best(setting, "moves", Mode(3)) < slow
