@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Installs kvps with the extras of $(1). With LOCKED=1 the tools are those of requirements/ci.txt, each file checked
 # against its hash, and nothing is fetched to build kvps itself. The lock is for Python 3.11 on Linux x86-64.
 install = $(if $(LOCKED),\
-  $(BIN)/pip install --quiet --require-hashes -r requirements/ci.txt && \
+  $(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/ci.txt && \
   $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .,\
   $(BIN)/pip install --quiet -e '.[$(1)]')
 
@@ -86,7 +86,9 @@ images: ## Pin the images in docker/ and deploy/ by the digests that their regis
 	$(PYTHON) docker/pin.py
 
 lock: .stamps/lock ## Write requirements/ci.txt anew: what CI installs, with a hash for each file
+	echo "torch; python_version < '3'" > $</no-torch.txt
 	$</bin/uv pip compile --quiet --upgrade pyproject.toml --extra dev --extra docs --generate-hashes \
+	  --override $</no-torch.txt \
 	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command 'make lock' -o requirements/ci.txt
 
 licences: .stamps/dev ## Write docs/licences.md anew: what kvps needs, and under which licence
@@ -108,10 +110,11 @@ $(BIN)/python:
 	@mkdir -p $(@D) && touch $@
 
 # PyTorch is named here and not in the extra: an exact version for the tests of this clone, for nobody who installs kvps.
-# It is not in the lock either: a machine may have a build for CPUs alone, which has another hash than PyPI's.
+# It is not in the lock either: a machine may have a build for CPUs alone, which has another hash than PyPI's. It comes
+# first, or the libraries that need it would fetch another.
 .stamps/dev: pyproject.toml requirements/ci.txt | $(BIN)/python
-	$(call install,dev)
 	$(BIN)/pip install --quiet torch==2.13.0
+	$(call install,dev)
 	@mkdir -p $(@D) && touch $@
 
 .stamps/oldest: pyproject.toml

@@ -36,7 +36,7 @@ from kvps.torch.session import TorchSession, join
 log = logging.getLogger("kvps.session")
 _STATE = "kvps"
 _OF_SCHEDULE = ("every", "steps", "clip_norm")
-_OF_JOIN = ("worker", "overlap", "takeover", "prefetch", "group")
+_OF_JOIN = ("worker", "takeover", "prefetch", "group")
 
 
 class Options(JobSettings, total=False):
@@ -47,7 +47,6 @@ class Options(JobSettings, total=False):
     clip_norm: float
     buffers: str
     worker: str | None
-    overlap: bool
     takeover: bool
     prefetch: bool
     group: dist.ProcessGroup | None
@@ -81,8 +80,8 @@ class Optimizer(torch.optim.Optimizer):
         `Store.create_job`). Without `kvps run` this process is the only worker of a job of its own. With `job` it joins
         that one, whose optimizer must be the same. `scheduler`, made for `optimizer`, is translated with it; the loop
         may go on calling its step(). `every`, `steps` and `clip_norm` are as for `kvps.torch.optimizer`, `buffers` as
-        for `kvps.torch.parameters`, `inner` (whose number of steps is the job's `local_steps`), `worker`, `overlap`,
-        `takeover`, `prefetch` and `group` as for `kvps.torch.join`. Raises what these raise, and InvalidSetting.
+        for `kvps.torch.parameters`, `inner` (whose number of steps is the job's `local_steps`), `worker`, `takeover`,
+        `prefetch` and `group` as for `kvps.torch.join`. Raises what these raise, and InvalidSetting.
         """
         given = cast(dict[str, Any], dict(options))
         if "optimizer" in given:
