@@ -245,10 +245,13 @@ class Optimizer(torch.optim.Optimizer):
             self._run.close()
 
     def _at_exit(self, earlier: BaseException | None) -> None:
-        """Leave. The interpreter has the exception that ends it in sys.last_value; before, an `earlier` one."""
+        """Leave. The interpreter has the exception that ends it in sys.last_value; before, an `earlier` one. It is
+        none that a suspended job ends the script with."""
         error = getattr(sys, "last_value", None)
         try:
-            self.close(finished=error is None or error is earlier)
+            if self._owner.is_here:
+                suspended = self.worker.stopping and self.job.state().run.state == "suspended"
+                self.close(finished=error in (None, earlier) and not suspended)
         except KvpsError as failed:
             log.warning("%s", failed)
 
@@ -257,12 +260,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._begin_close():
-            try:
-                self.worker.__exit__(kind, error, trace)
-            finally:
-                self._end_run()
+    ) -> bool:
+        if not self._begin_close():
+            return False
+        try:
+            return self.worker.__exit__(kind, error, trace)
+        finally:
+            self._end_run()
 
 
 def _checked(job: Job, rule: optim.Optimizer, settings: dict[str, Any]) -> Job:

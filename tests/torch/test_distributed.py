@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
@@ -284,9 +284,23 @@ def test_a_state_goes_on_where_the_job_is(store: Store, caplog: pytest.LogCaptur
         with pytest.raises(kvps.InvalidSetting, match=r"is of job 'job' at clock 9, and in job 'job' .* 4:"):
             resumed.load_state_dict(saved | {"kvps": saved["kvps"] | {"clock": 9}})
         resumed.close()
-        assert job.state().finished
+        assert job.state().finished(job.config)
         with pytest.raises(kvps.WrongOrder, match="is closed"):
             plain(resumed, again, 4)
+
+
+@pytest.mark.parametrize("ask", ["stop", "suspend"])
+def test_a_job_that_is_ended_ends_the_loop(store: Store, ask: str) -> None:
+    """A script goes on behind its block after a stop, and ends there after a suspension."""
+    job, model = create(store, workers=1), net()
+    expected = pytest.raises(kvps.JobSuspended) if ask == "suspend" else nullcontext()
+    with aggregating(job):
+        with expected, kvps.torch.Optimizer(OPTIMIZERS["adam"](model.parameters()), model, job=job) as optimizer:
+            while True:
+                if optimizer.steps == 2:
+                    getattr(job, ask)()
+                plain(optimizer, model, optimizer.steps)
+        assert (optimizer.steps, job.state().finished(job.config)) == (2, ask == "stop")
 
 
 def test_alone_it_makes_a_job_and_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

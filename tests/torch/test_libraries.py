@@ -34,7 +34,7 @@ def by_kvps(store: kvps.Store, example: str, *arguments: str) -> tuple[str, Weig
     done = kvps_run("run", "-w", "2", "--job", name, "--", *command, KVPS_REDIS_URL=store.url)
     assert done.returncode == 0, done.stdout + done.stderr
     job = store.job(name)
-    assert job.state().finished
+    assert job.state().finished(job.config)
     return done.stdout, job.snapshot()[1]
 
 
