@@ -431,7 +431,7 @@ class Job:
 
     def checkpoint_of(self, state: State) -> Checkpoint:
         """Return the checkpoint of the version of `state`. Raises ChunkGone if its bytes are freed."""
-        return Checkpoint.of(self.name, state, self.config, self.layout, *self.access.reader.whole(state))
+        return Checkpoint.of(self.name, state, self.config, self.layout, self.access.reader.whole(state))
 
     def page(self, after: str) -> list[Entry]:
         """Return the next page of the commit log in Redis after the entry `after`."""

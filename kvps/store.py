@@ -19,11 +19,14 @@ import numpy as np
 
 from kvps.arrays.digest import Buffers, chunked, digest_of, finite, fold, view
 from kvps.arrays.formats import encoded, format_of
+from kvps.arrays.inputs import of_pytorch
 from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Buffer, Layout, Parameter
+from kvps.arrays.number_ranges import counts_as_text
 from kvps.arrays.parts import with_parts
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import JobConfig, JobSettings
 from kvps.config.combinations import check_layout
+from kvps.config.settings import AUTO
 from kvps.config.specs import REPLICATED
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
@@ -176,6 +179,7 @@ class Store:
         for parameter, array in zip(layout.parameters, arrays, strict=True):
             if not finite(array):
                 raise NotFinite(_not_finite(parameter))
+        config = _decided(config, values)
         chunks = chunked(layout, arrays)
         job = self._make(name, config, layout, [("w", chunks)], None, id)
         if format_of(config.gradient_format).lossy and self._is_near():
@@ -261,6 +265,8 @@ class Store:
             if version:  # version 0 has no manifest: no aggregator has committed it
                 low, high = layout.shard_range(shard)
                 manifest = {"plan": 0, "version": version, "bytes": (high - low) * DTYPE.itemsize, "digests": digests}
+                if checkpoint and checkpoint.skipped:
+                    manifest["skipped"] = counts_as_text(checkpoint.skipped)
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
         begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
         access = JobAccess.of(self.client, keys, config, layout)
@@ -443,6 +449,15 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _decided(config: JobConfig, values: Mapping[str, Any]) -> JobConfig:
+    """Return the settings with a decision in place of what is to become of parameters without a gradient."""
+    if config.missing != AUTO:
+        return config
+    if any(map(of_pytorch, values.values())) and not format_of(config.gradient_format).lossy:
+        return replace(config, missing="skip")
+    return replace(config, missing="zeros")
 
 
 def _not_finite(p: Parameter) -> str:

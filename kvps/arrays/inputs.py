@@ -74,6 +74,11 @@ def all_fit(arrays: Collection[Any], shapes: Iterable[tuple[int, ...]]) -> bool:
     return all(map(eq, map(attrgetter("shape"), arrays), shapes))  # without lists of tuples, for the garbage collector
 
 
+def of_pytorch(value: Any) -> bool:
+    """Return whether the value is a tensor or parameter of PyTorch."""
+    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(value).__mro__)
+
+
 def _wrong_kind(value: Any, name: str) -> str:
     """Return what the value is instead of an array, and the cure; "" if it is an array."""
     if isinstance(value, Mapping):

@@ -20,7 +20,7 @@ from kvps.staleness import ASP
 
 _ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-_NEWER = frozenset({"units_per_round", "units_per_epoch", "backup_after", "samples"})
+_NEWER = frozenset({"units_per_round", "units_per_epoch", "backup_after", "samples", "missing"})
 """Settings that jobs of earlier versions of kvps lack; their defaults are what those did."""
 
 

@@ -28,6 +28,7 @@ class JobSettings(TypedDict, total=False):
     transport: Literal["auto", "redis", "shm"]
     mirror_every: int | str
     nonfinite: Literal["reject", "skip"]
+    missing: Literal["auto", "zeros", "skip"]
     quorum: int
     grace_ms: int
     late: Literal["next", "drop"]

@@ -19,7 +19,7 @@ from kvps.staleness import mode_name
 OWN_PARTITION = "task"
 """The partition of a job whose task divides its samples itself."""
 AUTO = "auto"
-"""The `local_steps` of a job whose rounds end by the clock."""
+"""The `local_steps` of a job whose rounds end by the clock, and what kvps decides when it creates a job."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,14 @@ class UncheckedConfig:
         "step makes NaN or Inf: reject stops the job, skip leaves the largest contribution out.",
         choices=("reject", "skip"),
         group="Failures",
+    )
+    missing: Literal["auto", "zeros", "skip"] = setting(
+        AUTO,
+        "What becomes of a parameter for which a contribution has no gradient: with zeros it counts as zeros, and "
+        "momentum and weight decay go on. With skip it may be left out of a push; it counts as zeros where another "
+        "contribution of the version has a gradient, and else the parameter and its optimizer's state stay as they "
+        "are. auto is skip if the parameters are PyTorch's, whose optimizers do the same, and else zeros.",
+        choices=(AUTO, "zeros", "skip"),
     )
     quorum: int = setting(
         0,
@@ -416,6 +424,11 @@ class UncheckedConfig:
         imports."""
         names = (getattr(each, "name", "") for each in (self.optimizer, reductions.parse(self.reduction)))
         return tuple(filter(None, names))
+
+    @property
+    def skips_missing(self) -> bool:
+        """Whether a parameter without a gradient in any contribution of a version stays as it is."""
+        return self.missing == "skip"
 
     @property
     def inner_state(self) -> bool:

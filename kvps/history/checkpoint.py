@@ -27,16 +27,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.arrays.number_ranges import counts_as_text, counts_in
 from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, InvalidSetting, KvpsError, counted
-from kvps.machine.files import private
+from kvps.machine.files import private, sync_directory
 from kvps.optim.custom import MOST_SLOTS
 from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
 from kvps.protocol.job_state import Begin, Member, State
 
 SUFFIX = ".safetensors"
 _FORMAT = "2"
+Whole = tuple[Array, Mapping[str, Array], Mapping[int, int]]
 _MOST_SLOTS = MOST_SLOTS + MOST_PAST + 1  # an optimizer's, past weights, and the view
 _UNKNOWN = "0" * 32
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
@@ -88,6 +90,7 @@ class Checkpoint:
     array (no slots at version 0, where all are zeros).
 
     `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest.
+    `skipped` is in how many versions each parameter was left out, by its number in the layout.
     """
 
     job: str
@@ -103,12 +106,12 @@ class Checkpoint:
     weights: Array = field(repr=False)
     slots: Mapping[str, Array] = field(repr=False)
     saved: str = ""
+    skipped: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, job: str, state: State, config: JobConfig, layout: Layout, weights: Array, slots: Mapping[str, Array]
-    ) -> Checkpoint:
-        """Return the checkpoint of a job at `state`, with the arrays of that version."""
+    def of(cls, job: str, state: State, config: JobConfig, layout: Layout, whole: Whole) -> Checkpoint:
+        """Return the checkpoint of a job at `state`, with `whole` that version, as `VersionReader.whole` reads it."""
+        weights, slots, skipped = whole
         return cls(
             job=job,
             id=state.id,
@@ -123,6 +126,7 @@ class Checkpoint:
             weights=weights,
             slots=slots,
             saved=datetime.now(UTC).isoformat(timespec="seconds"),
+            skipped=skipped,
         )
 
     @property
@@ -187,6 +191,7 @@ class Checkpoint:
             "units": json.dumps(self.units),
             "slots": json.dumps(list(self.slots)),
             "saved": self.saved,
+            "skipped": json.dumps(counts_as_text(self.skipped)),
         }
 
     @classmethod
@@ -223,6 +228,9 @@ class Checkpoint:
                     weights=_flat(layout, file.get_tensor),
                     slots=slots,
                     saved=f.text("saved"),
+                    skipped=counts_in(f.json_fields("skipped"), f.whole("version"), len(layout.parameters))
+                    if "skipped" in f
+                    else {},
                 )
         except (SafetensorError, OSError) as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None
@@ -313,15 +321,6 @@ def _state_name(layout: Layout, slot: str, parameter: str) -> str:
     while any(p.name.startswith(mark) for p in layout.parameters):
         mark = f"_{mark}"
     return f"{mark}{slot}/{parameter}"
-
-
-def sync_directory(directory: Path) -> None:
-    """Make sure that a rename in a directory survives a power cut."""
-    number = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 # -- a directory of checkpoints --------------------------------------------------------------------------------------

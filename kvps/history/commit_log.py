@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
 from kvps.errors import CorruptData, KvpsError
-from kvps.history.checkpoint import sync_directory
-from kvps.machine.files import private
+from kvps.machine.files import private, sync_directory
 from kvps.parsing import JOB_ID, Fields, file_name, text
 from kvps.protocol.job_state import Begin, Commit, Entry, State, first_head
 from kvps.protocol.scripts import JobScripts

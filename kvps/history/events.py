@@ -124,7 +124,7 @@ def _contribution(version: int, c: Contribution) -> dict[str, Any]:
     """Return the facts of a contribution. `staleness` is how many versions came between the one that it was computed on
     and the one before this."""
     known = {"worker": c.worker, "round": c.round, "base": c.base, "staleness": max(0, version - 1 - c.base)}
-    return known | {"weight": c.weight, "unit": c.unit, "part": c.part}
+    return known | {"weight": c.weight, "unit": c.unit, "part": c.part} | ({"lacks": c.lacks} if c.lacks else {})
 
 
 def _lease(f: Fields, fields: dict[str, str]) -> dict[str, Any]:

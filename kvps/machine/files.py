@@ -16,3 +16,12 @@ def make_directory(path: Path) -> None:
     if not path.parent.exists():
         make_directory(path.parent)  # mkdir(parents=True) would give these the mode that the umask leaves
     path.mkdir(mode=0o700, exist_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make sure that a rename in a directory survives a power cut."""
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

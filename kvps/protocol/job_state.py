@@ -341,12 +341,6 @@ class Pin(NamedTuple):
         return cls(pin.whole("version"), tuple(names.matching(str(i), *STAGED_NAME) for i in range(shards)))
 
 
-def digests_in(manifest: object) -> dict[str, str]:
-    """Return the digests that the manifest of a version has: array -> digest. Raises CorruptData."""
-    digests = Fields.of_json(manifest, "a manifest").fields("digests")
-    return {what: digests.word(what) for what in digests}
-
-
 def first_head(id: str) -> str:
     """Return the head of a job's version 0."""
     return _sha1(id)

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvps.arrays.layout import Chunk
+from kvps.arrays.number_ranges import RANGES, in_all
 from kvps.parsing import NAME, Fields, refuse
 
 _MOST_CONTRIBUTIONS = 1 << 20
 _TEXT = re.compile(
     rf"({NAME.pattern}) ([A-Za-z0-9-]{{1,80}}) (\d{{1,16}}) (\d{{1,16}}) (\d{{1,16}}) (\d{{1,16}}) (-|\d{{1,16}}) "
-    rf"([A-Za-z0-9,-]{{1,65536}})(?: ({NAME.pattern}))?",
+    rf"([A-Za-z0-9,-]{{1,65536}})(?: ({NAME.pattern}))?(?: lacks:({RANGES}))?",
     re.ASCII,
 )
 
 
 class Contribution(NamedTuple):
-    """One worker's gradient for one round, as inbox, open plan and log name it; `unit` is the unit of data it used, and
-    `part` the part of the model that it is of, "" for all of it."""
+    """One worker's gradient for one round, as inbox, open plan and log name it; `unit` is the unit of data it used,
+    `part` the part of the model that it is of, "" for all of it, and `lacks` are the parameters that have no gradient
+    in it, as `number_ranges` writes their numbers: its bytes have zeros for them."""
 
     worker: str
     incarnation: str
@@ -30,24 +32,27 @@ class Contribution(NamedTuple):
     digest: str
     unit: int | None = None
     part: str = ""
+    lacks: str = ""
 
     @classmethod
     def from_text(cls, text: object) -> Contribution:
-        """Parse "worker incarnation seq round base weight unit digest", and the part if it is of one, as `push.lua`
-        writes it. Raises CorruptData."""
+        """Parse "worker incarnation seq round base weight unit digest", the part if it is of one, and "lacks:..." if it
+        lacks a parameter, as `push.lua` writes it. Raises CorruptData."""
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             refuse("a contribution", "worker, incarnation, numbers and digest", text)
-        worker, incarnation, seq, round_, base, weight, unit, digest, part = match.groups()
+        worker, incarnation, seq, round_, base, weight, unit, digest, part, lacks = match.groups()
         unit_ = None if unit == "-" else int(unit)
-        return cls(worker, incarnation, int(seq), int(round_), int(base), int(weight), digest, unit_, part or "")
+        numbers = int(seq), int(round_), int(base), int(weight)
+        return cls(worker, incarnation, *numbers, digest, unit_, part or "", lacks or "")
 
     @property
     def text(self) -> str:
         """The text that `from_text` parses."""
         unit = "-" if self.unit is None else self.unit
         words = (self.worker, self.incarnation, self.seq, self.round, self.base, self.weight, unit, self.digest)
-        return " ".join(map(str, (*words, self.part) if self.part else words))
+        behind = [*([self.part] if self.part else []), *([f"lacks:{self.lacks}"] if self.lacks else [])]
+        return " ".join(map(str, (*words, *behind)))
 
     @property
     def digests(self) -> list[str]:
@@ -83,6 +88,12 @@ class Plan:
     def counting_in(self, chunk: Chunk) -> list[Contribution]:
         """The contributions that count, and have the part of the model that a chunk is of."""
         return [c for c in self.counting if chunk.in_part(c.part)]
+
+    def left_out(self, part: str) -> frozenset[int]:
+        """Return the numbers of the parameters of a part that have a gradient in no contribution, though some are of
+        that part: the version has them as they were before. Raises CorruptData."""
+        each = [c.lacks for c in self.contributions if c.part in ("", part)]
+        return in_all(tuple(each)) if each and all(each) else frozenset()
 
     @classmethod
     def from_json(cls, text: object) -> Plan:

@@ -178,10 +178,11 @@ class JobScripts:
         unit: int | None = None,
         traces: Sequence[str] = (),
         part: str = "",
+        lacks: str = "",
     ) -> Accepted:
-        """Accept a contribution of a `part` of the model whose bytes are stored; note `traces`. Raises WorkerEvicted,
-        WrongOrder, InboxFull, ContributionLate, UnitDone, RunOver."""
-        values = {"base": base, "weight": weight, "digests": digest, "history": history, "part": part}
+        """Accept a contribution of a `part` of the model whose bytes are stored, and that `lacks` parameters; note
+        `traces`. Raises WorkerEvicted, WrongOrder, InboxFull, ContributionLate, UnitDone, RunOver."""
+        values = {"base": base, "weight": weight, "digests": digest, "history": history, "part": part, "lacks": lacks}
         accepted = self._push(
             worker, incarnation, seq, mode="", unit="" if unit is None else unit, traces=traces, **values
         )
@@ -191,8 +192,9 @@ class JobScripts:
     def ask(self, worker: str, incarnation: str, seq: int) -> Accepted | None:
         """Return the acceptance of a push whose reply was lost; None if it was not accepted. Changes nothing. Raises
         ContributionLate if it was dropped."""
-        nothing = {"base": 0, "weight": 0, "digests": "-", "history": "", "part": "", "unit": "", "traces": ()}
-        return self._push(worker, incarnation, seq, mode="ask", **nothing)
+        nothing = {"base": 0, "weight": 0, "digests": "-", "traces": ()}
+        empty = dict.fromkeys(("history", "part", "lacks", "unit"), "")
+        return self._push(worker, incarnation, seq, mode="ask", **nothing, **empty)
 
     def _push(self, worker: str, incarnation: str, seq: int, **values: Any) -> Accepted | None:
         job, call = self._keys.job, self._lasting()

@@ -52,6 +52,7 @@ class Header(NamedTuple):
     traces   the traces of earlier iterations of the worker, which travel with this push
     weight   how much it weighs in a weighted reduction, else 1
     part     the part of the model that it is of, "" for all of it
+    lacks    the parameters without a gradient, see `number_ranges`; zeros are sent for them
     """
 
     version: int
@@ -60,6 +61,7 @@ class Header(NamedTuple):
     traces: list[str]
     weight: int
     part: str = ""
+    lacks: str = ""
 
 
 class Push:
@@ -149,7 +151,7 @@ class Push:
                 upload.add(gradients)
             if not upload.finite:
                 counts = all(map(self._is_finite, gradients))
-            digests = self._identity(upload, counts)
+            digests = self._identity(upload, counts, header)
             if before is PushState.UNKNOWN and self._digests != digests:
                 raise WrongOrder(
                     "how the push before this one ended is not known, and this is another gradient: leave, and join "
@@ -179,14 +181,14 @@ class Push:
         except BaseException:
             self.state, self._upload = before, None
             if before is not PushState.UNKNOWN and (upload.begun or not counts):
-                self._lose_track(self._identity(upload, counts))
+                self._lose_track(self._identity(upload, counts, header))
             upload.chunks.drop()
             raise
 
     @staticmethod
-    def _identity(upload: GradientUpload, counts: bool) -> str:
+    def _identity(upload: GradientUpload, counts: bool, header: Header) -> str:
         """Return what tells a contribution from another one under the same number."""
-        return f"{upload.part} {upload.digests}" if counts else "-"
+        return f"{upload.part} {upload.digests} {header.lacks}" if counts else f"- {header.lacks}"
 
     def forget(self) -> None:
         """Drop gradients that were put and not pushed. Wait until they have arrived, so that none arrives later."""
@@ -304,7 +306,7 @@ class Push:
         identity = (me.worker, me.incarnation, self.seq, header.version, header.weight if counts else 0, digests)
         while True:
             try:
-                return scripts.push(*identity, header.history, header.unit, header.traces, header.part)
+                return scripts.push(*identity, header.history, header.unit, header.traces, header.part, header.lacks)
             except (ServerRestarted, WrongOrder):  # this session does not miscount: the server forgot some
                 raise me.server_restarted() from None
             except JobNotFound:

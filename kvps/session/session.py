@@ -34,6 +34,7 @@ from kvps.session.encoder import Encoder
 from kvps.session.inner_state import to_bytes
 from kvps.session.iteration import iteration_timer
 from kvps.session.membership import Membership
+from kvps.session.missing import with_zeros
 from kvps.session.pull import Pulled, WeightPull
 from kvps.session.push import Header, Push
 from kvps.session.round import Round
@@ -267,17 +268,17 @@ class Session:
         stays as it was, and `duplicates` counts one more.
 
         `grads` maps every parameter's name, except those that were `put` before, to a float32 array of its shape, in
-        host or CUDA memory. `loss`, a number or an array or tensor with one item, is shown while the job runs. `weight`
-        is for a job whose reduction is weighted, as the number of samples: a whole number from 1 to 2**31; left out, it
-        is 1. With a `part` of the model, see `Store.create_job`, `grads` maps its parameters alone, and the others stay
-        as they are unless another contribution of the version has them. Raises LayoutMismatch, NotFinite (unless the
-        job counts those as zeros), WrongOrder, InvalidSetting for a weight that the job does not take or a part that it
-        does not have, and UsageError for a loss that is not one number; after these nothing has
-        changed and the push may be repeated. Raises JobStopped or JobSuspended if the job ends with an earlier round:
-        this gradient does not count. Raises WorkerEvicted, and ContributionLate if the job drops late ones and
-        this is one: then pull, and go on with the round that is open. After any other error the push may have counted:
-        push the same gradients again (put them again too), and they count once. If the error came while a device was
-        computing them, that second push raises WrongOrder.
+        host or CUDA memory; a job of `missing` "skip" lets names be left out. `loss`, a number or an array or tensor
+        with one item, is shown while the job runs. `weight` is for a job whose reduction is weighted, as the number of
+        samples: a whole number from 1 to 2**31; left out, it is 1. With a `part` of the model, see `Store.create_job`,
+        `grads` maps its parameters alone, and the others stay as they are unless another contribution of the version
+        has them. Raises LayoutMismatch, NotFinite (unless the job counts those as zeros), WrongOrder, InvalidSetting
+        for a weight that the job does not take or a part that it does not have, and UsageError for a loss that is not
+        one number; after these nothing has changed and the push may be repeated. Raises JobStopped or JobSuspended if
+        the job ends with an earlier round: this gradient does not count. Raises WorkerEvicted, and ContributionLate if
+        the job drops late ones and this is one: then pull, and go on with the round that is open. After any other error
+        the push may have counted: push the same gradients again (put them again too), and they count once. If the error
+        came while a device was computing them, that second push raises WrongOrder.
         """
         round_, pulled = self._round, self._check_may_push()
         withdraws = round_.buffers is not None and round_.buffers.may_be_written(grads)
@@ -286,9 +287,12 @@ class Session:
         self.layout.check_part(part)
         self._timer.enter(PUSH)
         has = round_.push.has if round_.push.begun else None
-        rest = self.layout.rest({} if grads is None else grads, "gradient", has, part)
+        grads, lacks = ({} if grads is None else grads), ""
+        if self.config.skips_missing:
+            grads, lacks = with_zeros(self.layout, grads, has, part)
+        rest = self.layout.rest(grads, "gradient", has, part)
         traces = self._timer.due()
-        header = Header(self.version, pulled.history, round_.unit, traces, weight, part)
+        header = Header(self.version, pulled.history, round_.unit, traces, weight, part, lacks)
         more_units = True
         try:
             accepted = round_.push.send(self._encoder.flat(rest, round_.buffers), header, round_.buffers, withdraws)

@@ -27,6 +27,7 @@ from kvps.arrays.inputs import one_number
 from kvps.arrays.layout import DTYPE, Array
 from kvps.errors import GroupLost, InvalidSetting, JobStopped, KvpsError, RunEnds, WorkerAlive, WrongOrder
 from kvps.job import Job
+from kvps.session.missing import with_zeros
 from kvps.session.session import Session
 
 Message = dict[str, Any]
@@ -67,6 +68,7 @@ class GroupSession:
     round, clock   the last round it has done, and its contributions acknowledged so far, as in `Session`
     version        the version of the weights that the last pull returned
     stopping       whether the job was stopped or suspended, as far as the group knows
+    config         the settings of the job
     """
 
     def __init__(self, job: Job, channel: _Channel, join: Callable[[], Session]) -> None:
@@ -75,7 +77,11 @@ class GroupSession:
         self._session: Session | None = None  # the leader's
         self._ending: RunEnds | None = None
         self._weights: Array = np.zeros(job.layout.size, DTYPE)
-        self._gradient: Array = np.zeros(job.layout.size, DTYPE)
+        self._skips = job.config.skips_missing
+        # Behind the gradients, how many members have one of each parameter: so one sum tells what all of them lack.
+        self._sent: Array = np.zeros(job.layout.size + self._skips * len(job.layout.parameters), DTYPE)
+        self._gradient, self._having = self._sent[: job.layout.size], self._sent[job.layout.size :]
+        self.config = job.config
 
         def joined() -> Message:
             self._session = join()
@@ -117,13 +123,15 @@ class GroupSession:
         buffers = self._gradient[self.layout.buffer_start :]
         own = buffers.copy()
         with self._or_lost():
-            self._channel.reduce(self._gradient)
+            self._channel.reduce(self._sent)
 
         def pushed() -> Message:
             np.divide(self._gradient, np.float32(self._channel.size), out=self._gradient)
             if self.layout.buffer_kind == "rank0":  # of a group, the leader's
                 np.copyto(buffers, own)
-            self._leading.push(self.layout.views(self._gradient), shown)
+            having = dict(zip(self.layout.numbers, self._having, strict=True)) if self._skips else {}
+            mean = self.layout.views(self._gradient)
+            self._leading.push({name: mean[name] for name in mean if having.get(name, 1)}, shown)
             return self._here()
 
         return int(self._led(pushed)["clock"])
@@ -161,6 +169,9 @@ class GroupSession:
         message: Message = {}
         failed: KvpsError | None = None
         try:
+            if self._skips:
+                self._having[:] = [p.name in grads for p in self.layout.parameters]
+                grads, _ = with_zeros(self.layout, grads, None, "")
             np.concatenate(self.layout.hosted(grads, "gradient"), out=self._gradient)
             message = {} if loss is None else {"loss": one_number(loss, "the loss")}
         except KvpsError as error:

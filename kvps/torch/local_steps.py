@@ -55,6 +55,7 @@ class LocalSteps:
         self._over = False
         self._pulled: dict[str, torch.Tensor] = {}
         self._pseudo: dict[str, torch.Tensor] = {}
+        self._with_gradient = set[str]()  # parameters that had one in a step since they were pulled
         self._cleared = False  # whether a pull has cleared the gradients since the last step
         self._taken = 0
         self._part: str | None = None  # of the pseudo-gradient that is being pushed
@@ -95,6 +96,7 @@ class LocalSteps:
             for name, parameter in self._params.items():
                 if self.to_pull in ("", self._part_of.get(name)):
                     self._pulled[name] = parameter.detach().to(torch.float32, copy=True)
+                    self._with_gradient.discard(name)
             if self._config.unit_rounds:  # its state must not depend on the units that this worker did before
                 self.inner.begin_anew()
             if self._timer:
@@ -132,6 +134,8 @@ class LocalSteps:
                 f"gradient {spoilt!r} holds NaN or Inf, and no step was taken: mend it, or leave this batch out and "
                 f"pull()"
             )
+        if not spoilt:
+            self._with_gradient.update(grads)
         return not spoilt
 
     def part(self, round_: int) -> str:
@@ -140,12 +144,15 @@ class LocalSteps:
 
     def pseudo_gradient(self, part: str) -> tuple[str, dict[str, torch.Tensor]]:
         """Return a part, and name -> weights pulled minus weights now of its parameters, float32, in the copy's memory.
-        If called again they are the same, whatever the `part`: a push may have been accepted."""
+        If called again they are the same, whatever the `part`: a push may have been accepted. In a job of `missing`
+        "skip", parameters are left out that had no gradient in any step."""
         self._part = part if self._part is None else self._part
         for name in [name for name in self._pulled if self._part in ("", self._part_of.get(name))]:
             pulled = self._pulled.pop(name)  # an interrupt loses an array, and the push then says which
             self._pseudo[name] = pulled.sub_(self._params[name].detach())
-        return self._part, dict(self._pseudo)
+        skips = self._config.skips_missing
+        named = {name: d for name, d in self._pseudo.items() if not skips or name in self._with_gradient}
+        return self._part, named
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return the state of `inner`. It is {} if a step is in no accepted contribution, because only what those have

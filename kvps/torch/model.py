@@ -106,9 +106,13 @@ class JobBuffers:
 
 
 def fitting(job: Job, model: torch.nn.Module) -> tuple[Parameters, JobBuffers]:
-    """Return the model's trained parameters, under the job's names, and its buffers if the job has buffers. Raises
-    LayoutMismatch if they are not the job's."""
+    """Return the model's parameters that are in the job, under the job's names, and its buffers if the job has buffers.
+    One that is frozen is among them if the job leaves parameters without a gradient alone: as a worker that comes back
+    has it, of a script that froze it half-way. Raises LayoutMismatch if they are not the job's."""
     params, buffers = trained(model), job_buffers(model) if job.layout.buffer_kind else {}
+    if job.config.skips_missing:
+        names = in_job(everything := named_parameters(model), job.layout.numbers)
+        params = {name: everything[name] for name in everything if name in names or name in params}
     names = in_job([*params, *buffers], job.layout.numbers)
     mine = _exact({names.get(name, name): tensor for name, tensor in (params | buffers).items()})
     job.layout.rest(mine, "parameter")
@@ -133,7 +137,7 @@ def check_steps_all(optimizer: torch.optim.Optimizer, params: Parameters, what: 
     """Raise InvalidSetting unless it steps exactly the trained parameters. `what` is what the message calls it."""
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     for name, parameter in params.items():
-        if id(parameter) not in stepped:
+        if parameter.requires_grad and id(parameter) not in stepped:
             raise InvalidSetting(
                 f"{what} does not step {name!r}, which requires a gradient: give it that, or freeze it with "
                 f"requires_grad_(False)"

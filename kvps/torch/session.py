@@ -147,6 +147,8 @@ class TorchSession:
         me = weakref.proxy(self)  # a user who drops a worker without leaving drops its session too
         hooks: list[RemovableHandle] = []
         for name, parameter in params.items() if overlap else ():
+            if not parameter.requires_grad:  # if that changes, its gradient leaves with step()
+                continue
             leaves = partial(TorchSession._leaves, me, name)
             hooks.append(parameter.register_post_accumulate_grad_hook(leaves))  # type: ignore[no-untyped-call]
         self._unhook = weakref.finalize(self, _remove, hooks)
@@ -230,12 +232,12 @@ class TorchSession:
     def step(self, loss: float | torch.Tensor | None = None, weight: int | None = None) -> int:
         """Push every parameter's `.grad`, by which the aggregator steps; return the clock that acknowledges it.
 
-        The model's buffers go with them, if the job has any. A parameter without a gradient counts as zeros. `loss`,
-        one number, is shown while the job runs. `weight` is for a job whose reduction is weighted, as the number of
-        samples. Raises LayoutMismatch, NotFinite, WrongOrder, InvalidSetting for a weight that does not fit, and
-        UsageError for any other loss; nothing has changed then. Raises what else `Session.push` raises, and may then be
-        called again as that may. With local steps, take one; only the last of a round pushes, with the sum of the
-        weights, and a call that repeats its push takes no other. Return the clock so far.
+        The model's buffers go with them, if the job has any. A parameter without a gradient is as the job's `missing`
+        says: left out, or zeros. `loss`, one number, is shown while the job runs. `weight` is for a job whose reduction
+        is weighted, as the number of samples. Raises LayoutMismatch, NotFinite, WrongOrder, InvalidSetting for a weight
+        that does not fit, and UsageError for any other loss; nothing has changed then. Raises what else `Session.push`
+        raises, and may then be called again as that may. With local steps, take one; only the last of a round pushes,
+        with the sum of the weights, and a call that repeats its push takes no other. Return the clock so far.
         """
         self._owner.check()
         self._watch.check()
@@ -335,8 +337,12 @@ class TorchSession:
         lacking = [name for name, grad in grads.items() if grad is None]
         if len(lacking) == len(self._params):
             raise WrongOrder("no parameter has a gradient: call loss.backward() between pull() and step()")
+        skips = self.session.config.skips_missing
         for name in lacking:
-            grads[name] = torch.zeros_like(self._params[name])
+            if skips:
+                del grads[name]
+            else:
+                grads[name] = torch.zeros_like(self._params[name])
         if set(map(attrgetter("layout"), grads.values())) != {torch.strided}:
             for name, grad in grads.items():
                 _check_dense(name, grad)

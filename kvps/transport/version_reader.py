@@ -19,7 +19,8 @@ from kvps.arrays.weight_view import VIEW
 from kvps.connection.replica_reader import SlotItems
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData
-from kvps.protocol.job_state import AnyState, RoundState, State, digests_in
+from kvps.protocol.job_state import AnyState, RoundState, State
+from kvps.protocol.manifest import digests_in, skipped_in
 from kvps.transport.access import JobAccess
 from kvps.transport.host_copy import HostCopy, Progress
 from kvps.transport.read_ahead import read_ahead
@@ -198,8 +199,9 @@ class VersionReader(StateReader):
         shards = zip(marks, self._layout.chunks, strict=True)
         return [SlotItems(mark, list(islice(gets, len(chunks)))) for mark, chunks in shards]
 
-    def whole(self, state: State) -> tuple[Array, dict[str, Array]]:
-        """Read the weights of exactly this version, and its optimizer state (slot name -> array); all (size,) float32.
+    def whole(self, state: State) -> tuple[Array, dict[str, Array], dict[int, int]]:
+        """Read the weights of exactly this version, and its optimizer state (slot name -> array), all (size,) float32;
+        and in how many versions each parameter was left out, see `skipped_in`.
 
         Raises ChunkGone if any of the bytes are gone, CorruptData if they are not the bytes that were committed.
         """
@@ -220,7 +222,10 @@ class VersionReader(StateReader):
             for shard, digest in enumerate(shard_digests(layout, flat)):
                 if logged[shard].get(what, digest) != digest:
                     raise CorruptData(f"version {state.version} of job {keys.job!r}, shard {shard}: damaged in Redis")
-        return weights, slots
+        skipped = dict[int, int]()
+        for text in filter(None, texts):
+            skipped |= skipped_in(text, state.version, len(layout.parameters))
+        return weights, slots, skipped
 
     def _read(self, names: Sequence[str], flat: Array, what: str = "w", part: str = "") -> None:
         self._client.get(self._gets(names, flat, what, part))

@@ -56,7 +56,7 @@ def test_the_holder_stores_again_what_was_lost(job: Job) -> None:
     before = job.snapshot()[1]["x"].copy()
     assert _lose(job, state.names, 1) == 3, "weights, momentum and the manifest"
     FailoverGuard(job).check(aggregator.held.shards.values())
-    weights, slots = job.access.reader.whole(state)
+    weights, slots, _ = job.access.reader.whole(state)
     assert np.array_equal(weights, before)
     assert sorted(slots) == ["momentum"]
     aggregator.release()

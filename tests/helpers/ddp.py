@@ -2,6 +2,7 @@
 
 python ddp.py RANK WORKERS FOLDER      rank 0 leaves FOLDER/<optimizer>.npz, the final weights, and its buffers in
                                        FOLDER/<optimizer>-buffers.npz
+python ddp.py RANK WORKERS FOLDER experts   the same of a model of which a rank does not use all, each round
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Any]], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
 }
+OF_EXPERTS: dict[str, Callable[[Iterable[Any]], torch.optim.Optimizer]] = {
+    "sgd": OPTIMIZERS["sgd"],
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
+}
 
 
 def net(hidden: int = 32) -> torch.nn.Sequential:
@@ -30,6 +35,30 @@ def net(hidden: int = 32) -> torch.nn.Sequential:
         torch.nn.Tanh(),
         torch.nn.Linear(hidden, 5),
     )
+
+
+class Experts(torch.nn.Module):
+    """A layer that each rank uses, and experts of which it uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.trunk = torch.nn.Linear(20, 8)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 5) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, expert: int) -> torch.Tensor:
+        out: torch.Tensor = self.experts[expert](torch.tanh(self.trunk(x)))
+        return out
+
+
+def expert_of(rank: int, round_: int) -> int:
+    """Return the expert that a rank uses: in some rounds both the same, so that one or two are used by none."""
+    return rank if round_ % 3 else (round_ // 3) % 3
+
+
+def loss_of_expert(model: torch.nn.Module, rank: int, round_: int) -> torch.Tensor:
+    x, y = batch(rank, round_)
+    return torch.nn.functional.cross_entropy(model(x, expert_of(rank, round_)), y)
 
 
 def batch(rank: int, round_: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,8 +77,25 @@ def weights_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
 
 
-def main(rank: int, workers: int, folder: Path) -> None:
+def train_experts(rank: int, folder: Path) -> None:
+    for name, make in OF_EXPERTS.items():
+        model = Experts()
+        together = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        optimizer = make(model.parameters())
+        for round_ in range(ROUNDS):
+            optimizer.zero_grad()
+            loss_of_expert(together, rank, round_).backward()
+            optimizer.step()
+        if rank == 0:
+            np.savez(folder / f"experts-{name}.npz", **weights_of(model))
+
+
+def main(rank: int, workers: int, folder: Path, *what: str) -> None:
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=workers)
+    if what:
+        train_experts(rank, folder)
+        torch.distributed.destroy_process_group()
+        return
     for name, make in OPTIMIZERS.items():
         model = net()
         together = torch.nn.parallel.DistributedDataParallel(model)
@@ -65,4 +111,4 @@ def main(rank: int, workers: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

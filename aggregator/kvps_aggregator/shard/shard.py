@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -19,12 +19,14 @@ import numpy as np
 from kvps.arrays.digest import Buffers, digest_of, fold
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE, Array, Chunk
+from kvps.arrays.number_ranges import counts_as_text, numbers_in
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData, NotFinite, ServerFull
 from kvps.job import Job
 from kvps.protocol.answers import CommitResult
-from kvps.protocol.job_state import State, digests_in
+from kvps.protocol.job_state import State
 from kvps.protocol.keys import staged_name
+from kvps.protocol.manifest import digests_in, skipped_in
 from kvps.protocol.plan import Plan
 from kvps_aggregator.shard.fetch import BadContribution, ContributionFetch, Source
 from kvps_aggregator.shard.spans import VersionSpans
@@ -105,6 +107,7 @@ class Shard:
                 f"version {self.version} of job {self._job.name!r}, shard {self.number}: the bytes differ from what "
                 f"was committed; something else wrote under {self._job.access.keys.weights(self.number, name, 0)}"
             )
+        self._arrays.skipped = skipped_in(text, self.version, len(self._job.layout.parameters))
         self._manifests = {self.version: (key, [memoryview(text.encode())])}
 
     def _digests(self) -> dict[str, str]:
@@ -196,9 +199,19 @@ class Shard:
         for c in plan.counting:
             if c.part and c.part not in self._job.layout.parts:
                 raise BadContribution(c, f"the job has no part {c.part}")
+        for c in plan.contributions:
+            if c.lacks and not self._may_lack(c.lacks):
+                raise BadContribution(c, "it lacks parameters that must be there, or that the job does not have")
         storage, chunks = self.storage, self._arrays.chunks
         sources = [Source(c, storage.gradient_keys(c), storage.contribution(c)) for c in plan.counting]
         return ContributionFetch(self._job.access.client, self.number, chunks, sources, self._format, self._recorder)
+
+    def _may_lack(self, lacks: str) -> bool:
+        """Return whether a contribution of this job may lack these parameters: some of them, and no buffers."""
+        trained = [number for number, p in enumerate(self._job.layout.parameters) if not p.buffer]
+        with suppress(CorruptData):
+            return self._job.config.skips_missing and numbers_in(lacks) < set(trained)
+        return False
 
     def _step(
         self, plan: Plan, chunk: Chunk, fetch: ContributionFetch | None, scale: np.float32 | None
@@ -236,6 +249,8 @@ class Shard:
         about = {"plan": plan.id, "version": plan.version, "head": plan.head}
         about |= {"bytes": self._arrays.size * DTYPE.itemsize, "digests": digests}
         about |= self.storage.about()
+        if self._arrays.next_skipped:
+            about["skipped"] = counts_as_text(self._arrays.next_skipped)
         return memoryview(json.dumps(about).encode())
 
     def commit(self, plan: Plan, digest: str) -> CommitResult:

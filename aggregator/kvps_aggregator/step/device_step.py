@@ -25,6 +25,7 @@ class DeviceStep(ShardArrays):
             self._there = ShardArrays(config, layout, number, device.exact)
 
     def loaded(self) -> None:
+        self._there.skipped = self.skipped
         self._there.weights = self._device.upload(self.weights)
         self._there.state = {slot: self._device.upload(self.state[slot]) for slot in self._there.slots}
 
@@ -55,6 +56,7 @@ class DeviceStep(ShardArrays):
     def _bring(self, chunk: Chunk) -> None:
         """Download a chunk of the next version, and make that of the view."""
         there = self._there
+        self.next_skipped = there.next_skipped
         with self._device.current():
             self._device.download(self.stretch(there.next_weights, chunk), self.stretch(self.next_weights, chunk))
             for slot in there.slots:

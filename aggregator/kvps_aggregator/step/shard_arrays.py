@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cached_property
 from itertools import groupby
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvps.arrays.digest import digest_of, finite_square_sum, fold, view
 from kvps.arrays.formats import Bytes, format_of
-from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout
+from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout, Piece
 from kvps.arrays.past_weights import past
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
@@ -26,14 +28,25 @@ from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.step import reduce
 from kvps_aggregator.step.compensate import compensated, staleness_of
 
-_Stretch = tuple[Optimizer | None, int, int]
-"""Settings, None for buffers, and the first item of the shard that has them, and the item after the last."""
+
+class _Stretch(NamedTuple):
+    """Items `start` to `stop` of a shard that step alike: with the same settings, None for buffers; all of them or none
+    `left_out` of this version, and of so many versions before, if the optimizer counts its steps (`skipped`)."""
+
+    settings: Optimizer | None
+    start: int
+    stop: int
+    left_out: bool = False
+    skipped: int = 0
 
 
 class ShardArrays:
     """Shard `number` of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first: the
     optimizer's state, the weights of the last versions if gradients are compensated for their delay, and, in host
     memory alone, the view if workers pull differences.
+
+    `skipped` is in how many versions each parameter was left out, because no contribution had a gradient for it, by its
+    number in the layout; only of those whose optimizer counts its steps.
 
     They are arrays of `xp`: NumPy, or a device's `exact`. Methods that return memory or digests are for NumPy alone.
     `step` makes the next version, a chunk a call, on any threads; the present version stays as it is until `promote`.
@@ -56,9 +69,12 @@ class ShardArrays:
         self._differences = {
             c.number: _bytes(format_.nbytes(c.stop - c.start)) for c in self.chunks if self._pull_format
         }
+        self.skipped: Mapping[int, int] = {}
+        self.next_skipped: Mapping[int, int] = {}
         self._scratch = threading.local()
         self._config = config
         self._layout = layout
+        self._number = number
         self._stretches = _stretches(config.optimizer, layout, number)
 
     def _empty(self) -> Array:
@@ -131,17 +147,40 @@ class ShardArrays:
         """Make a chunk of the plan's version from the reduced gradient and buffers, (chunk's items,), which are
         overwritten. A chunk that no contribution has stays as it is."""
         part_of = slice(chunk.start - self.low, chunk.stop - self.low)
+        left_out = plan.left_out(chunk.part)
+        self.next_skipped = self._skipped_with(left_out)
         if plan.has(chunk):
-            for settings, start, stop in self._stretches[chunk.number]:
-                reduced = gradient[start - part_of.start : stop - part_of.start]
-                if settings:
-                    self._update(settings, plan, slice(start, stop), reduced)
+            for stretch in self._stretches_of(chunk, left_out):
+                items = slice(stretch.start, stretch.stop)
+                reduced = gradient[items.start - part_of.start : items.stop - part_of.start]
+                if stretch.left_out:
+                    self._copy(items)
+                elif stretch.settings:
+                    self._update(stretch.settings, plan, items, reduced, plan.version - stretch.skipped)
                 else:
-                    self._replace(plan, slice(start, stop), reduced)
+                    self._replace(plan, items, reduced)
         else:
             self._copy(part_of)
         self._advance_past(part_of)
         self.advance_view(chunk)
+
+    def _stretches_of(self, chunk: Chunk, left_out: Set[int]) -> list[_Stretch]:
+        """Return the stretches of a chunk, cut also where parameters are or were left out."""
+        if not left_out and not self.skipped:
+            return self._stretches[chunk.number]
+        pieces = self._layout.pieces[self._number][chunk.number]
+        return _cut(pieces, chunk.start - self.low, self._settings, left_out, self.skipped)
+
+    def _skipped_with(self, left_out: Set[int]) -> Mapping[int, int]:
+        """Return `skipped` after a version that leaves these parameters out."""
+        if not left_out:
+            return self.skipped
+        counting = (n for n in left_out if (settings := self._settings[n]) and settings.counts_steps)
+        return {**self.skipped, **{n: self.skipped.get(n, 0) + 1 for n in counting}}
+
+    @cached_property
+    def _settings(self) -> list[Optimizer | None]:
+        return _settings(self._config.optimizer, self._layout)
 
     def _copy(self, part_of: slice) -> None:
         self.next_weights[part_of] = self.weights[part_of]
@@ -154,15 +193,16 @@ class ShardArrays:
         for slot in self._config.optimizer.slots:
             self.next_state[slot][part_of].fill(0)
 
-    def _update(self, settings: Optimizer, plan: Plan, part_of: slice, gradient: Array) -> None:
-        """Step parameters of the same settings: `part_of` this shard. `gradient` is overwritten."""
+    def _update(self, settings: Optimizer, plan: Plan, part_of: slice, gradient: Array, step: int) -> None:
+        """Step parameters of the same settings: `part_of` this shard. It is their `step`-th, counted from 1. `gradient`
+        is overwritten."""
         state, state_out = (
             {slot: arrays[slot][part_of] for slot in settings.own_slots} for arrays in (self.state, self.next_state)
         )
         lr = settings.lr_at(self._config.progress(plan.version - 1, plan.progress))
         weights, out = self.weights[part_of], self.next_weights[part_of]
         with np.errstate(over="ignore", invalid="ignore"):  # the check tells of it
-            update_rules.update(settings, lr, plan.version, weights, gradient, state, out, state_out, self._xp)
+            update_rules.update(settings, lr, step, weights, gradient, state, out, state_out, self._xp)
         self._check_finite(settings, part_of.start, {"weights": out, **state_out})
         for slot in self._config.optimizer.slots:
             if slot not in state:  # only other groups need it
@@ -227,6 +267,7 @@ class ShardArrays:
         """Make the next version the present one."""
         self.weights, self.next_weights = self.next_weights, self.weights
         self.state, self.next_state = self.next_state, self.state
+        self.skipped = self.next_skipped
 
     def stretches(self, array: Array) -> Iterator[memoryview]:
         """Return the memory of each chunk in an array of this shard."""
@@ -238,25 +279,41 @@ class ShardArrays:
 
 
 def _stretches(optimizer: Optimizer, layout: Layout, shard: int) -> list[list[_Stretch]]:
-    """Return the stretches of each chunk of a shard, in the order of their items: parameters of one group, or buffers.
-
-    Neighbours with the same settings are one stretch.
-    """
+    """Return the stretches of each chunk of a shard, in the order of their items, where no parameter is left out."""
     low, _ = layout.shard_range(shard)
+    chunks = layout.chunks[shard]
     if not optimizer.groups and not layout.buffer_kind:
-        return [[(optimizer, chunk.start - low, chunk.stop - low)] for chunk in layout.chunks[shard]]
+        return [[_Stretch(optimizer, chunk.start - low, chunk.stop - low)] for chunk in chunks]
+    settings = _settings(optimizer, layout)
+    return [_cut(layout.pieces[shard][chunk.number], chunk.start - low, settings) for chunk in chunks]
+
+
+def _settings(optimizer: Optimizer, layout: Layout) -> list[Optimizer | None]:
+    """Return the settings of each parameter, None for buffers."""
     of_each = optimizer.of_each([p.name for p in layout.parameters])
-    settings = [None if p.buffer else setting for p, setting in zip(layout.parameters, of_each, strict=True)]
+    return [None if p.buffer else setting for p, setting in zip(layout.parameters, of_each, strict=True)]
 
-    def of(chunk: int) -> Iterator[_Stretch]:
-        start = layout.chunks[shard][chunk].start - low
-        for _, group in groupby(layout.pieces[shard][chunk], lambda piece: id(settings[piece.number])):
-            pieces = list(group)
-            stop = start + sum(piece.stop - piece.start for piece in pieces)
-            yield settings[pieces[0].number], start, stop
-            start = stop
 
-    return [list(of(chunk)) for chunk in range(len(layout.chunks[shard]))]
+def _cut(
+    pieces: Sequence[Piece],
+    start: int,
+    settings: Sequence[Optimizer | None],
+    left_out: Set[int] = frozenset(),
+    skipped: Mapping[int, int] = MappingProxyType({}),
+) -> list[_Stretch]:
+    """Cut the pieces of parameters that a chunk is made of, from item `start` of its shard on, into stretches.
+    Neighbours that step alike are one."""
+
+    def kind(piece: Piece) -> tuple[int, bool, int]:
+        return id(settings[piece.number]), piece.number in left_out, skipped.get(piece.number, 0)
+
+    stretches = []
+    for (_, is_left_out, count), group in groupby(pieces, kind):
+        run = list(group)
+        stop = start + sum(piece.stop - piece.start for piece in run)
+        stretches.append(_Stretch(settings[run[0].number], start, stop, is_left_out, count))
+        start = stop
+    return stretches
 
 
 def _bytes(count: int) -> Bytes:

@@ -189,18 +189,18 @@ class Replay:
         self._is_late_start = start is not None
         with located("version 0"):
             weights = start.weights if start else source.initial()
-        self._cut(layout, weights, start.slots if start else {})
+        self._cut(layout, weights, start.slots if start else {}, start.skipped if start else {})
         self._keep()
 
-    def _cut(self, layout: Layout, weights: Array, slots: Mapping[str, Array]) -> None:
+    def _cut(self, layout: Layout, weights: Array, slots: Mapping[str, Array], skipped: Mapping[int, int]) -> None:
         """Go on from these arrays, (size,) float32, cut into the shards of `layout`."""
         self._layout = layout
         self._parts = [ShardArrays(self._config, layout, shard) for shard in range(layout.shards)]
         for part in self._parts:
+            part.skipped = skipped
             np.copyto(part.weights, weights[part.low : part.high])
-            if VIEW in part.slots:
-                np.copyto(part.state[VIEW], part.weights)
-            for slot, array in slots.items():
+            view = {VIEW: weights} if VIEW in part.slots else {}
+            for slot, array in {**view, **slots}.items():
                 np.copyto(part.state[slot], array[part.low : part.high])
 
     def weights(self) -> Array:
@@ -211,7 +211,7 @@ class Replay:
         """Make the next version from its commit. Raises Unproved."""
         if len(commit.shards) != len(self._parts):  # restored from a checkpoint with another number of shards
             slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
-            self._cut(self._layout.of_shards(len(commit.shards)), self.weights(), slots)
+            self._cut(self._layout.of_shards(len(commit.shards)), self.weights(), slots, self._parts[0].skipped)
         with located(f"commit {commit.version}"):
             try:
                 gradient = self._gradient(commit.plan)

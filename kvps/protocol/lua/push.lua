@@ -2,13 +2,13 @@
 -- dropped: its sequence number is used up all the same, so that nothing else is ever stored under its names.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset inbox:stream trace(worker):stream
 -- KEYS units:hash taken_units:zset free_units:zset commits:stream pushed:zset rounds:zset plan:hash losses:hash never
--- ARGV job worker incarnation seq base weight digests history unit mode part traces...
+-- ARGV job worker incarnation seq base weight digests history unit mode part lacks traces...
 --   base: the version that it was computed on
 --   weight: 0 counts as zeros
 --   digests: one a shard, or '-'
 --   unit: the unit of data that it used, or ''
 --   mode: 'ask' to change nothing, and only say whether it was accepted before
---   part: the part of the model that it is of, or '' for all of it
+--   part: the part of the model that it is of, or '' for all of it; lacks: parameters without a gradient, as '0-3,7'
 --   traces: of earlier iterations of the worker, "field value field value ..." each
 -- USES job log names numbers run_control time traces unit_rounds units weight_sums workers
 -- Returns {ACK, clock, round, sum of the weights that were accepted from this worker, where rounds end by the clock, 1
@@ -16,7 +16,7 @@
 --     | {DUPLICATE, version}: another worker has pushed its unit before, and that counts | {NEW} (to 'ask') | {FULL, pending}
 --     | {STOPPED, run, by, reason, ms}: the job ends, as control says, with an earlier round | {EVICTED, state} | {SEQUENCE, accepted}
 --     | {BASE, version} | {HISTORY, history} | {RESTARTED} | {UNIT, unit that the worker has}
---     | {BAD}: a malformed digest, weight or part | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
+--     | {BAD}: a malformed digest, weight, part or lacks | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local id, version, present_history, run_id, run = unpack(redis.call('HMGET', keys.version,
   'id', 'version', 'history', 'run_id', 'run'))
 local another = another_job(id, job)
@@ -40,8 +40,8 @@ if seq ~= entry.accepted + 1 then return { 'SEQUENCE', entry.accepted } end
 if present_history ~= history then return { 'HISTORY', present_history } end
 if not base or base > whole(version) then return { 'BASE', version } end
 local weight_number = whole(weight)
-if not digests:find('^[%x,-]+$') or (part ~= '' and not is_name(part)) or not weight_number
-  or (weight_number > 1 and not takes_weights(reduction or '')) then return { 'BAD' } end
+if not digests:find('^[%x,-]+$') or (part ~= '' and not is_name(part)) or (lacks ~= '' and not are_ranges(lacks))
+  or not weight_number or (weight_number > 1 and not takes_weights(reduction or '')) then return { 'BAD' } end
 if unit ~= (entry.unit or '') or (total_units ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
 local rounds = unit_rounds(per_round, per_epoch, total_units, staleness)
 if rounds then
@@ -81,7 +81,7 @@ if local_steps == 'auto' then add_weight(entry, weight_number, whole(max_pending
 local round = digits(entry.round)
 -- This text goes into the plan and the log as it is: no script takes it apart and puts it together again.
 local text = table.concat({ worker, incarnation, digits(seq), round, digits(base), weight, entry.unit or '-',
-  digests, part ~= '' and part or nil }, ' ')
+  digests, part ~= '' and part or nil }, ' ') .. (lacks ~= '' and ' lacks:' .. lacks or '')
 -- The time is a field: an id is no time where the server's clock was set back, as ids never go back.
 local now = now_ms()
 local fields = { 'rank', digits(entry.rank), 'round', round, 'arrived', digits(now), 'contribution', text }

@@ -7,3 +7,9 @@ local function whole(text)
 end
 
 local function digits(number) return string.format('%.0f', number) end
+
+-- Of parameters, as '0-3,7'; whoever reads them checks that they ascend. (kvps.arrays.number_ranges)
+local function are_ranges(text)
+  local rest = (',' .. text):gsub(',%d+%-%d+', ''):gsub(',%d+', '')
+  return #text <= 65536 and rest == '' and not text:find(('%d'):rep(8))
+end
