@@ -125,7 +125,14 @@ def _spans(scene: Scene, job: Open) -> None:
 
 def _looks(scene: Scene, job: Open) -> None:
     found = job()
-    for look in (found.holders, found.terms, found.training_seconds, lambda: found.behind(1), found.access.is_idle):
+    for look in (
+        found.holders,
+        found.terms,
+        found.training_seconds,
+        lambda: found.behind(1),
+        found.access.is_idle,
+        found.evaluation,
+    ):
         with suppress(KvpsError):
             look()
     str(found.launcher)
@@ -366,6 +373,8 @@ READERS = {
     "holders and others": Reader(_looks, every=3),
     "list of jobs": Reader(_list, every=8),
     "snapshot": Reader(lambda scene, job: _used(job().snapshot()), writes=True, every=6),
+    "versions": Reader(lambda scene, job: _used(next(job().versions())), writes=True, every=12),
+    "report": Reader(lambda scene, job: job().report(1, {"loss": 0.5}), writes=True, every=12),
     "checkpoint": Reader(_checkpoint, writes=True, every=6),
     "waits": Reader(_waits, every=8),
     "session of w0": Reader(lambda scene, job: _session(scene, job, "w0", takeover=True), writes=True, every=6),

@@ -194,6 +194,7 @@ def _trained(
                     session.next_unit()
                 session.push(gradient(session.pull(), session.rank, session.round), loss=0.25)
             await_version(job, session.round)
+            job.report(session.round, {"loss": 0.25, "n": float("nan")}, by="me")
     state = job.state()
     made = job.checkpoint()
     made.write(folder / made.filename)
