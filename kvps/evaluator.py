@@ -20,8 +20,6 @@ from kvps.job import Job
 from kvps.machine import launcher
 from kvps.parsing import Fields
 
-NAME = "evaluator"
-
 Evaluate = Callable[[dict[str, Array]], Mapping[str, Any]]
 
 
@@ -67,7 +65,7 @@ class Evaluator:
         """Report figures as `Job.report` does, and keep the weights if they are the best so far. Raises WrongOrder."""
         if self._present is None or version != self._present[0]:
             raise WrongOrder(f"version {version!r} is not the one that versions() has yielded last: report that one")
-        evaluation = self.job.report(version, figures, NAME)
+        evaluation = self.job.report(version, figures)
         if self._best:
             self._best.offer(evaluation, self._present[1])
         return evaluation

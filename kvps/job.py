@@ -193,9 +193,9 @@ class Job:
         acknowledged is in the versions up to there; what is pushed later is refused. Return what the job does now.
 
         Each worker's loop ends by JobStopped, which the end of its `with` block catches; `next_unit` returns None. In
-        ASP each worker ends at its next pull. The log has the reason, and the worker that asked for it, if the calling
-        thread has joined as one. A second call changes nothing. Raises JobNotFound, InvalidSetting for a reason that
-        is too long.
+        ASP each worker ends at its next pull. The log has the reason, and who asked for it: the worker as which the
+        calling thread has joined, or the evaluator of a run. A second call changes nothing. Raises JobNotFound,
+        InvalidSetting for a reason that is too long.
         """
         return self._control("stop", reason)
 
@@ -219,7 +219,7 @@ class Job:
             raise InvalidSetting(
                 f"a reason has at most {_MOST_WORDS} characters, and this one {len(words)}: shorten it"
             )
-        by = self._joined.get(threading.get_ident(), launcher.own_worker())
+        by = self._joined.get(threading.get_ident(), launcher.own_name())
         return self.in_present_history(lambda: self.access.scripts.control(what, by, words))
 
     def evict(self, member: Member, reason: str = "its process has ended") -> None:
@@ -296,8 +296,9 @@ class Job:
         """Yield the newest version, and its weights as `snapshot` does, whenever the job has made the next `every`-th
         one after version `after`; at last its last one. Blocks no worker.
 
-        What is made while the caller is busy is left out. It ends when the job is finished, or if all workers have left
-        with rounds undone and none has joined for worker_timeout_ms. Raises InvalidSetting, JobNotFound, ServerLost.
+        What is made while the caller is busy is left out. It ends when the job is finished, stopped or suspended, or if
+        all workers have left with rounds undone and none has joined for worker_timeout_ms. Raises InvalidSetting,
+        JobNotFound, ServerLost.
         """
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise InvalidSetting(f"every must be a whole number from 1, not {every!r}")
@@ -311,8 +312,10 @@ class Job:
             present, joined, version, newest, _ = self._asked(asked)
             made, now = whole(version, "the version"), time.monotonic()
             alone_since = min(alone_since, now) if joined and not present else math.inf
-            over = not present and self.state().finished(self.config)
-            over = over or now - alone_since > self.config.worker_timeout_ms / 1000
+            over = now - alone_since > self.config.worker_timeout_ms / 1000
+            if not present:
+                state = self.state()
+                over = over or state.finished(self.config) or state.run.state == "suspended"
             seen = min(seen, made)  # a server that lost its last writes makes those versions again
             if made // every > seen // every or (over and made > seen):
                 seen, weights = self.snapshot()
@@ -334,7 +337,7 @@ class Job:
         if not isinstance(version, int) or isinstance(version, bool) or version < 0:
             raise InvalidSetting(f"version must be a whole number from 0, not {version!r}")
         me = process.identity()
-        who = by or launcher.own_worker() or f"{me['host']}:{me['pid']}"
+        who = by or launcher.own_name() or f"{me['host']}:{me['pid']}"
         encoded = figures_json(checked)
         at_ms = self.in_present_history(lambda: self.access.scripts.report(version, encoded, who, nonce))
         return Evaluation(version, checked, who, at_ms)

@@ -32,7 +32,7 @@ from kvps import optim
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig, JobSettings
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
-from kvps.evaluator import NAME, Evaluate, Evaluator, Orders
+from kvps.evaluator import Evaluate, Evaluator, Orders
 from kvps.history.evaluations import Evaluation
 from kvps.job import Job
 from kvps.local_job import LocalJob, local
@@ -103,7 +103,7 @@ def from_env() -> RunContext:
         names = f"{_RANK}, {_WORKERS} and {_SETTINGS}"
         raise InvalidSetting(f"{names} are not as kvps run sets them ({error}): {advice}") from None
     if orders:
-        return EvaluatorContext(rank, workers, settings, url, run, NAME)
+        return EvaluatorContext(rank, workers, settings, url, run, launcher.EVALUATOR)
     return RunContext(rank, workers, settings, url, run)
 
 

@@ -19,6 +19,7 @@ from kvps.machine import process
 from kvps.parsing import Fields
 
 VARIABLE, RANK, EVALUATES = "KVPS_LAUNCHER", "KVPS_RANK", "KVPS_EVALUATES"
+EVALUATOR = "evaluator"
 _MOST_WORKERS = 4_096
 
 
@@ -77,6 +78,11 @@ def own_most() -> int:
 def evaluates() -> bool:
     """Whether this process is the one that evaluates versions beside the workers that the same command launched."""
     return bool(own() and os.environ.get(EVALUATES))
+
+
+def own_name() -> str:
+    """Return the name of this process in its run: a worker, or evaluator; "" if it is neither."""
+    return EVALUATOR if evaluates() else own_worker()
 
 
 def own_worker() -> str:

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 
 from kvps import launch
+from kvps.job import Job
 from kvps.launch import EvaluatorContext
 from kvps.torch.loading import fill_with
 
-Evaluate = Callable[[torch.nn.Module], Mapping[str, Any]]
+Evaluate = Callable[[torch.nn.Module, Job], Mapping[str, Any]]
 
 
 def evaluates(model: torch.nn.Module) -> Callable[[Evaluate], Evaluate]:
-    """Decorate the function that evaluates `model`: it returns figures, as in ``{"loss": 0.12}``.
+    """Decorate the function that evaluates `model`: it gets the model and the job, which it may stop, and returns
+    figures, as in ``{"loss": 0.12}``.
 
     In the evaluator of ``kvps run --eval-every N`` it fills the model with each N-th version and calls the function in
     evaluation mode and without gradients, reports what it returns, and after the job's last version ends the process.
@@ -33,7 +35,7 @@ def evaluates(model: torch.nn.Module) -> Callable[[Evaluate], Evaluate]:
                     fill_with(job, model, weights)
                     model.eval()
                     with torch.no_grad():
-                        figures = evaluate(model)
+                        figures = evaluate(model, job)
                     run.report(version, figures)
             raise SystemExit(0)
         return evaluate

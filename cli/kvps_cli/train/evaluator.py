@@ -15,9 +15,10 @@ from typing import Annotated
 import typer
 
 from kvps.errors import InvalidSetting, KvpsError
-from kvps.evaluator import NAME, Orders
+from kvps.evaluator import Orders
 from kvps.history.best import best_file, best_of
 from kvps.history.evaluations import Wanted
+from kvps.machine import launcher
 from kvps_cli.options import DEFAULT_CHECKPOINTS, SharedOptions, check_directory
 from kvps_cli.output import say
 from kvps_cli.supervise import Supervisor
@@ -112,7 +113,9 @@ class EvaluatorProcess:
         self._grace_s = options.eval_grace
         self._ending = threading.Event()
         self._over = threading.Event()
-        self._child = supervisor.run(NAME, options.command or command, {"PYTHONUNBUFFERED": "1", **environment})
+        self._child = supervisor.run(
+            launcher.EVALUATOR, options.command or command, {"PYTHONUNBUFFERED": "1", **environment}
+        )
         self._thread = threading.Thread(target=self._watch, name="kvps-evaluator", daemon=True)
         self._thread.start()
 

@@ -176,7 +176,7 @@ def test_an_evaluator_of_its_own_that_fails_is_given_up(lasting: kvps.Store, her
 
 def test_the_scripts_of_the_page(lasting: kvps.Store, here: Path) -> None:
     """A model of PyTorch with the optimizer of its library, and the two loops."""
-    in_script, own, anywhere = python_in("docs/evaluation.md")
+    in_script, _, own, anywhere = python_in("docs/evaluation.md")
     (here / "train.py").write_text(in_script)
     (here / "eval.py").write_text(own)
     done = kvps_run("run", "-w", "3", "--eval-every", "20", "--keep-best", "loss", *COMMAND)
@@ -197,6 +197,24 @@ def test_the_scripts_of_the_page(lasting: kvps.Store, here: Path) -> None:
     newest = lasting.job("own").evaluation()
     assert newest
     assert (newest.version, [*newest.figures]) == (60, ["norm"])
+
+
+def test_the_evaluator_ends_the_run(lasting: kvps.Store, here: Path) -> None:
+    """What the page says of that, with a loss that is no better soon."""
+    in_script, early, *_ = python_in("docs/evaluation.md")
+    before, behind = in_script.partition("@kvps.torch")[0], in_script[in_script.index("optimizer = ") :]
+    early = early.replace("len(losses) > 5 and min(losses[-5:]) > min(losses)", "len(losses) > 2")
+    (here / "train.py").write_text(before + early + behind.replace("range(60)", "range(1_000_000)"))
+    done = kvps_run("run", "-w", "2", "--eval-every", "20", *COMMAND)
+    assert done.returncode == 0, done.stdout + done.stderr
+    job = lasting.job("train")
+    state, newest = job.state(), job.evaluation()
+    assert newest
+    assert state.clock == {"w0": state.version, "w1": state.version}, "all end with the same round"
+    assert newest.version == state.version
+    logged = [json.loads(line) for line in kvps_run("log", "train", "-n", "0", "--json").stdout.splitlines()]
+    (stop,) = [event for event in logged if event["event"] == "stop"]
+    assert (stop["by"], stop["reason"]) == ("evaluator", "the loss was no better for 5 evaluations")
 
 
 @pytest.mark.parametrize(
