@@ -19,11 +19,12 @@ from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Device
-from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, WorkerAlive, counted, printable
+from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, WorkerAlive, counted, printable, shown
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.evaluations import Evaluation, checked_figures, figures_json
 from kvps.machine import launcher, process
 from kvps.machine.launcher import Launcher
+from kvps.optim.settings import is_number
 from kvps.parsing import JOB_ID, entry_ms, matching, number, whole
 from kvps.protocol.answers import Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.protocol.job_state import Commit, Entry, Member, RoundState, State
@@ -213,14 +214,32 @@ class Job:
         """Have the job go on that was paused, suspended or stopped. Workers whose loops have ended join again."""
         return self._control("resume", reason)
 
-    def _control(self, what: str, reason: str) -> RunControl:
+    def set_lr(self, lr: float | None, reason: str = "") -> None:
+        """Set the learning rate of the versions that are planned from now on, in the place of the optimizer's `lr` and
+        schedule; with None these are used again. The plan of each version says the rate, so that `kvps verify` computes
+        with it too; a checkpoint keeps it.
+
+        A parameter group with a rate of its own keeps its proportion to the optimizer's: of two schedules, that of
+        their highest rates. With local steps it is the rate of the job's optimizer, not of the workers' inner ones.
+        Raises InvalidSetting for a rate that is not finite or below 0.
+        """
+        if lr is not None and not (is_number(lr) and lr >= 0):
+            raise InvalidSetting(f"lr must be a finite number from 0, or None for the optimizer's own, not {shown(lr)}")
+        self._control("set", reason, "" if lr is None else repr(float(lr)))
+
+    def lr(self) -> float:
+        """Return the learning rate of the next version, of parameters in no group."""
+        state, optimizer = self.state(), self.config.optimizer
+        return optimizer.lr_of(optimizer, self.config.progress(state.version, sum(state.clock.values())), state.lr)
+
+    def _control(self, what: str, reason: str, lr: str = "") -> RunControl:
         words = printable(" ".join(str(reason).split()))
         if len(words) > _MOST_WORDS:
             raise InvalidSetting(
                 f"a reason has at most {_MOST_WORDS} characters, and this one {len(words)}: shorten it"
             )
         by = self._joined.get(threading.get_ident(), launcher.own_name())
-        return self.in_present_history(lambda: self.access.scripts.control(what, by, words))
+        return self.in_present_history(lambda: self.access.scripts.control(what, by, words, lr))
 
     def evict(self, member: Member, reason: str = "its process has ended") -> None:
         """Take a worker known to be dead out of the vector clock, without waiting for its timeout. The log says why."""

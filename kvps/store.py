@@ -483,6 +483,7 @@ def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
         "contributions": str(checkpoint.begin.contributions),
         "job": checkpoint.job,
         "id": checkpoint.id,
+        "lr": "" if checkpoint.lr is None else repr(checkpoint.lr),
         "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
         "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
         "workers": checkpoint.workers_anew(),

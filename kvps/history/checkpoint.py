@@ -35,6 +35,7 @@ from kvps.machine.files import private, sync_directory
 from kvps.optim.custom import MOST_SLOTS
 from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
 from kvps.protocol.job_state import Begin, Member, State
+from kvps.protocol.plan import set_lr
 
 SUFFIX = ".safetensors"
 _FORMAT = "2"
@@ -89,7 +90,8 @@ class Checkpoint:
     """A job at one version. `weights` are (size,) float32 in layout order; `slots` maps each optimizer slot to such an
     array (no slots at version 0, where all are zeros).
 
-    `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest.
+    `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest, and `lr`
+    is the learning rate that was set then; None for the optimizer's own.
     `skipped` is in how many versions each parameter was left out, by its number in the layout.
     """
 
@@ -107,6 +109,7 @@ class Checkpoint:
     slots: Mapping[str, Array] = field(repr=False)
     saved: str = ""
     skipped: Mapping[int, int] = field(default_factory=dict)
+    lr: float | None = None
 
     @classmethod
     def of(cls, job: str, state: State, config: JobConfig, layout: Layout, whole: Whole) -> Checkpoint:
@@ -127,6 +130,7 @@ class Checkpoint:
             slots=slots,
             saved=datetime.now(UTC).isoformat(timespec="seconds"),
             skipped=skipped,
+            lr=state.lr,
         )
 
     @property
@@ -192,6 +196,7 @@ class Checkpoint:
             "slots": json.dumps(list(self.slots)),
             "saved": self.saved,
             "skipped": json.dumps(counts_as_text(self.skipped)),
+            **({} if self.lr is None else {"lr": repr(self.lr)}),
         }
 
     @classmethod
@@ -231,6 +236,7 @@ class Checkpoint:
                     skipped=counts_in(f.json_fields("skipped"), f.whole("version"), len(layout.parameters))
                     if "skipped" in f
                     else {},
+                    lr=set_lr(f),
                 )
         except (SafetensorError, OSError) as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None

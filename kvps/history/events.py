@@ -142,6 +142,11 @@ def _asked(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
     return facts | ({"round": f.whole("round")} if "round" in fields else {})
 
 
+def _set(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
+    """A learning rate of None says that the optimizer's own is used again."""
+    return {"lr": f.number("lr") if fields.get("lr") else None} | _asked(f, fields)
+
+
 _FACTS: dict[str, Any] = {
     "create": lambda f, _: {"version": f.whole("version")},
     "restore": lambda f, _: {"version": f.whole("version"), "job": f.name("job")},
@@ -157,5 +162,6 @@ _FACTS: dict[str, Any] = {
     "release": _lease,
     "evaluate": lambda f, fields: Evaluation.of(fields, 0, "an evaluation in the log").facts,
     **dict.fromkeys(("stop", "suspend", "pause", "resume"), _asked),
+    "set": _set,
     "scale": lambda f, _: {"workers": f.whole("workers"), "before": f.whole("before")},
 }

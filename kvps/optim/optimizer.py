@@ -99,6 +99,19 @@ class Optimizer(Setting):
         """Return the learning rate after `progress` committed contributions per worker."""
         return self.lr.at(progress) if isinstance(self.lr, Schedule) else float(self.lr)
 
+    def lr_of(self, settings: Optimizer, progress: float, lr: float | None) -> float:
+        """Return the learning rate of the parameters with these settings, one of `variants`, after `progress` committed
+        contributions per worker. An `lr` that was set takes the place of this optimizer's, schedule and all. A group
+        with a rate of its own keeps the proportion of their highest rates."""
+        if lr is None:
+            return settings.lr_at(progress)
+        own, base = settings._highest_lr, self._highest_lr
+        return lr if own == base else lr * (own / base) if base else settings.lr_at(progress)
+
+    @property
+    def _highest_lr(self) -> float:
+        return self.lr.highest if isinstance(self.lr, Schedule) else float(self.lr)
+
     def of_each(self, parameters: Sequence[str]) -> list[Optimizer]:
         """Return the settings of each of the parameters: those of its group, or this optimizer's."""
         names = dict.fromkeys(parameters)

@@ -36,6 +36,11 @@ class Schedule(Setting):
         """Return the learning rate after `progress` committed contributions per worker."""
         raise NotImplementedError
 
+    @property
+    def highest(self) -> float:
+        """The highest learning rate; of one that may grow for ever, that with which it begins."""
+        return max(float(getattr(self, name)) for name in ("initial", "final") if hasattr(self, name))
+
 
 @dataclass(frozen=True)
 class StepLR(Schedule):
@@ -183,6 +188,10 @@ class SequentialLR(Schedule):
         number = bisect_right(self.milestones, progress)
         return self.schedules[number].at(progress - (self.milestones[number - 1] if number else 0.0))
 
+    @property
+    def highest(self) -> float:
+        return max(each.highest for each in self.schedules)
+
     def to_json(self) -> dict[str, Any]:
         schedules = [each.to_json() for each in self.schedules]
         return {"kind": self.kind, "schedules": schedules, "milestones": list(self.milestones)}
@@ -218,6 +227,10 @@ class TableLR(Schedule):
         require(all(map(is_number, self.values)), "table: values must be finite numbers")
         require(min(self.values) >= 0, f"table: values must not be negative, one is {min(self.values)}")
         object.__setattr__(self, "values", tuple(map(float, self.values)))
+
+    @cached_property
+    def highest(self) -> float:
+        return max(self.values)
 
     def at(self, progress: float) -> float:
         return self.values[int(min(progress / self.every, len(self.values) - 1))]

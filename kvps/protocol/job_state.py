@@ -11,7 +11,7 @@ from kvps import parsing
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
 from kvps.parsing import JOB_ID, STAGED_NAME, Fields, name, whole
-from kvps.protocol.plan import Plan
+from kvps.protocol.plan import Plan, set_lr
 from kvps.protocol.run_control import RunControl
 from kvps.staleness import admits
 
@@ -191,6 +191,7 @@ class State:
     units       the content of the hash `units`
     begin       the point where the job's own log begins
     run         whether the job goes on, is paused, suspended or stopped
+    lr          the learning rate that somebody has set; None if the optimizer's own is used
     moved       the version with whose commit the log in Redis begins (others were moved or deleted); 0 if it is whole
     """
 
@@ -207,6 +208,7 @@ class State:
     begin: Begin
     moved: int
     run: RunControl
+    lr: float | None
 
     @classmethod
     def of(
@@ -249,6 +251,7 @@ class State:
             ),
             moved=v.whole("moved", default=0),
             run=RunControl.of(v),
+            lr=set_lr(v),
         )
 
     @property

@@ -27,7 +27,8 @@ are in the same half of all slots, and so on one of two masters.
                                                                        future, and the time it counts from, ms;
                                                                        run: "pause", or "suspend" or "stop" and the last
                                                                        round, with run_by, run_reason and run_at_ms, if
-                                                                       somebody has asked for that
+                                                                       somebody has asked for that; lr: the learning
+                                                                       rate that was set
     kvps:{job}:clock                       hash    join, ready,        worker -> contributions committed
                                                    create.lua
     kvps:{job}:skip                        hash    join, push, ready,  worker -> rounds it skips: it was away, or late,

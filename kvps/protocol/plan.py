@@ -18,6 +18,12 @@ _TEXT = re.compile(
 )
 
 
+def set_lr(fields: Fields) -> float | None:
+    """Return the learning rate that was set for a job, from fields that may have one. Raises CorruptData."""
+    lr = fields.number("lr", default=-1)
+    return lr if lr >= 0 else None
+
+
 class Contribution(NamedTuple):
     """One worker's gradient for one round, as inbox, open plan and log name it; `unit` is the unit of data it used,
     `part` the part of the model that it is of, "" for all of it, and `lacks` are the parameters that have no gradient
@@ -64,7 +70,8 @@ class Contribution(NamedTuple):
 class Plan:
     """The contributions that make the next version. `progress` is the sum of the vector clock before it.
 
-    Contributions in `rejected` turned out damaged: they are no part of the version, but their rounds end with it.
+    Contributions in `rejected` turned out damaged: they are no part of the version, but their rounds end with it. `lr`
+    is the learning rate that somebody has set for the job; None if the optimizer's own is used.
     """
 
     id: int
@@ -75,6 +82,7 @@ class Plan:
     progress: int
     contributions: tuple[Contribution, ...]
     rejected: tuple[Contribution, ...]
+    lr: float | None = None
 
     @property
     def counting(self) -> list[Contribution]:
@@ -112,4 +120,5 @@ class Plan:
             progress=f.whole("progress"),
             contributions=contributions("contributions"),
             rejected=contributions("rejected"),
+            lr=set_lr(f),
         )

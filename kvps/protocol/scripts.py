@@ -366,9 +366,10 @@ class JobScripts:
 
         return self._request("next_unit", parse, worker=worker, incarnation=incarnation)
 
-    def control(self, what: str, by: str = "", reason: str = "") -> RunControl:
-        """Stop, suspend or pause the job, or have it go on (`resume`), unless that is so. Return what it does now."""
-        reply = self._run("control", call=self._lasting(), what=what, by=by, reason=reason)
+    def control(self, what: str, by: str = "", reason: str = "", lr: str = "") -> RunControl:
+        """Stop, suspend or pause the job, have it go on (`resume`), or `set` its learning rate, unless that is so.
+        Return what it does now."""
+        reply = self._run("control", call=self._lasting(), what=what, by=by, reason=reason, lr=lr)
         return _run(reply[1:])
 
     def evict(self, worker: str = "", incarnation: str = "", reason: str = "") -> Evicted:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating, await_version
 from helpers.waiting import eventually
 
@@ -188,6 +189,71 @@ def test_a_paused_job_commits_nothing_until_it_goes_on(store: Store, staleness: 
         eventually(lambda: not job.inbox(), 60)
         assert job.stop().round == (2 if staleness == 0 else 0), "a stop ends a pause, too"
     assert job.state().finished(job.config)
+
+
+FALLING = kvps.schedules.StepLR(0.5, every=2, factor=0.5)
+BIAS = kvps.ParameterGroup("b", lr=0.1)
+
+
+def test_a_rate_that_is_set_takes_the_place_of_lr_and_schedule(store: Store) -> None:
+    """The weights are those of an oracle in NumPy, in a job that is restored too; each plan says the rate."""
+    params = {"a": np.zeros(3, np.float32), "b": np.zeros(2, np.float32)}
+    gradient = {name: np.full_like(array, 1) for name, array in params.items()}
+    job = store.create_job("job", params, optimizer=kvps.SGD(lr=FALLING, groups=(BIAS,)), worker_timeout_ms=60_000)
+    expected = dict(params)
+
+    def train(job: Job, rounds: int, own: float | None) -> None:
+        with aggregating(job), job.join("w0") as session:
+            for _ in range(rounds):
+                session.pull()
+                a = FALLING.at(session.clock) if own is None else own
+                b = 0.1 if own is None else own * (0.1 / 0.5)
+                for name, lr in (("a", a), ("b", b)):
+                    expected[name] = expected[name] - np.float32(lr) * gradient[name]
+                assert job.lr() == a
+                session.push(gradient)
+            await_version(job, session.round)
+            session.leave(finished=False)
+
+    train(job, 3, None)
+    job.set_lr(0.3, "a plateau")
+    job.set_lr(0.3, "again")
+    train(job, 2, 0.3)
+    job.pause()
+    again = store.restore_job(job.checkpoint(), "again")
+    assert again.state().run.state == "running", "a checkpoint is neither stopped nor paused"
+    train(again, 2, 0.3)
+    again.set_lr(0)
+    train(again, 1, 0.0)
+    again.set_lr(None)
+    train(again, 2, None)
+    for name, array in again.snapshot()[1].items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert [commit.plan.lr for each in (job, again) for commit in each.log()] == [None] * 3 + [0.3] * 4 + [0.0] + [
+        None
+    ] * 2
+    assert [facts["lr"] for facts in events(job, "set")] == [0.3]
+    assert [facts["lr"] for facts in events(again, "set")] == [0.0, None]
+
+
+def test_a_run_whose_rate_was_set_is_computed_again_to_the_same_bits(store: Store) -> None:
+    job = digits_job(store, optimizer=kvps.AdamW(lr=kvps.schedules.CosineAnnealingLR(0.01, over=10)), staleness=1)
+
+    def sets() -> None:
+        await_version(job, 4)
+        job.set_lr(0.1 + 0.2)
+
+    run_workers(job, *training(job, "w0", "w1", "w2"), sets)
+    assert {commit.plan.lr for commit in job.log()} == {None, 0.1 + 0.2}
+    assert proved(job).replayed == job.state().version
+
+
+@pytest.mark.parametrize("lr", [-0.1, float("nan"), float("inf"), True, "0.1"])
+def test_a_rate_that_is_none_is_refused(store: Store, lr: Any) -> None:
+    job = store.create_job("job", PARAMS, **PATIENT)
+    with pytest.raises(kvps.InvalidSetting, match="lr must be a finite number from 0"):
+        job.set_lr(lr)
+    assert not events(job, "set")
 
 
 def test_an_error_of_that_kind_ends_a_script_quietly_and_no_handler_swallows_it() -> None:

@@ -199,7 +199,8 @@ class ShardArrays:
         state, state_out = (
             {slot: arrays[slot][part_of] for slot in settings.own_slots} for arrays in (self.state, self.next_state)
         )
-        lr = settings.lr_at(self._config.progress(plan.version - 1, plan.progress))
+        progress = self._config.progress(plan.version - 1, plan.progress)
+        lr = self._config.optimizer.lr_of(settings, progress, plan.lr)
         weights, out = self.weights[part_of], self.next_weights[part_of]
         with np.errstate(over="ignore", invalid="ignore"):  # the check tells of it
             update_rules.update(settings, lr, step, weights, gradient, state, out, state_out, self._xp)

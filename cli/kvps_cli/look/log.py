@@ -116,6 +116,11 @@ def _asked(facts: Facts) -> str:
     return ", ".join(filter(None, [last, facts["by"] and f"by {facts['by']}", facts["reason"]])) or "no reason given"
 
 
+def _set(facts: Facts) -> str:
+    lr = "the optimizer's own again" if facts["lr"] is None else f"{facts['lr']:g}"
+    return ", ".join(filter(None, [f"learning rate {lr}", facts["by"] and f"by {facts['by']}", facts["reason"]]))
+
+
 _WORDS: dict[str, Callable[[Facts], str]] = {
     "create": lambda f: f"version {f['version']:,}",
     "restore": lambda f: f"version {f['version']:,}, from a checkpoint of job {f['job']}",
@@ -131,5 +136,6 @@ _WORDS: dict[str, Callable[[Facts], str]] = {
     "release": lambda f: f"by {f['holder']} (term {f['term']:,})",
     "evaluate": lambda f: f"version {f['version']:,}: {figures_text(f['figures'])}, by {f['by']}",
     **dict.fromkeys(("stop", "suspend", "pause", "resume"), _asked),
+    "set": _set,
     "scale": lambda f: f"from {f['before']:,} to {counted(f['workers'], 'worker')}",
 }

@@ -1,15 +1,24 @@
--- control: stop, suspend or pause a job, or have it go on. What is so already is not done again. A job that is stopped
+-- control: stop, suspend or pause a job, have it go on, or set its learning rate. What is so already is not done again. A job that is stopped
 -- or suspended ends with one round, which is fixed here: nothing that was accepted is of a later one.
 -- KEYS version:hash config:hash inbox:stream plan:hash pushed:zset draining:zset rounds:zset units:hash commits:stream
 -- KEYS turns:stream never
--- ARGV job what by reason
---   what: stop, suspend, pause or resume
+-- ARGV job what by reason lr
+--   what: stop, suspend, pause, resume or set
 --   by: the worker that asks for it, or ''
+--   lr: to set, from the next plan on; '' for the optimizer's own
 -- USES job log numbers run_control time turns unit_rounds
 -- Returns {OK, run, by, reason, ms}: what the job does now, and who has asked for that, why and when; false for each if
 --     nobody has; also when repeated | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
-local refused, version, run, furthest = read_job(job, 'version', 'run', 'furthest')
+local refused, version, run, furthest, present_lr = read_job(job, 'version', 'run', 'furthest', 'lr')
 if refused then return refused end
+if what == 'set' then
+  if lr ~= (present_lr or '') then
+    redis.call('HDEL', keys.version, 'lr') -- allowed when memory is full, and lets the script write
+    if lr ~= '' then redis.call('HSET', keys.version, 'lr', lr) end
+    log_entry('set', 'by', by, 'reason', reason, 'lr', lr)
+  end
+  return run_answer('OK')
+end
 run = run or ''
 local last, state = last_round(run), run:match('^%l*')
 -- A stop ends what is suspended or paused, too. A job that ends already is not paused.

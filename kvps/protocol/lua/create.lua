@@ -5,7 +5,7 @@
 --   job: a nonce; it is also the first history
 --   layout: JSON
 --   name: the staged name of the first version
---   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, clock, skip, workers, units
+--   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, clock, skip, workers, units
 --   settings: field, value, ... of config
 -- USES index log numbers
 -- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier job is being removed | {WRONGTYPE, key, is, want}
@@ -26,6 +26,7 @@ for shard = 0, shards - 1 do
 end
 if earlier then
   redis.call('HSET', keys.version, 'from_version', version, 'from_head', head, 'from_contributions', earlier.contributions)
+  if earlier.lr ~= '' then redis.call('HSET', keys.version, 'lr', earlier.lr) end
   restore_hashes(earlier)
   log_entry('restore', 'version', version, 'head', head, 'history', job,
     'contributions', earlier.contributions, 'job', earlier.job, 'id', earlier.id)

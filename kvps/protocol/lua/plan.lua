@@ -10,8 +10,8 @@
 --     much time left | {EARLY, version, pin, members}: fewer than `workers` have ever joined, or fewer
 --     than `min_workers` are left; members is the number of workers that are not gone | {NOJOB} | {ANOTHER}
 --     | {RESTARTED} | {WRONGTYPE, key, is, want}
-local refused, committed, head, history, progress, graced, run =
-  read_job(job, 'version', 'head', 'history', 'contributions', 'graced', 'run')
+local refused, committed, head, history, progress, graced, run, lr =
+  read_job(job, 'version', 'head', 'history', 'contributions', 'graced', 'run', 'lr')
 if refused then return refused end
 local version, pin = whole(committed), redis.call('GET', keys.pin) or ''
 local members = redis.call('ZCARD', keys.rounds)
@@ -42,7 +42,7 @@ local function open(contributions, through, ids)
   redis.call('DEL', keys.plan) -- allowed when memory is full, and lets the script write: only commits free memory
   local id = redis.call('HINCRBY', keys.version, 'plan_id', 1)
   local text = encode_plan({ id = id, version = version + 1, head = head, history = history, divisor = divisor,
-    progress = tonumber(progress), contributions = contributions, rejected = {} })
+    progress = tonumber(progress), lr = tonumber(lr or ''), contributions = contributions, rejected = {} })
   redis.call('HSET', keys.plan, 'id', digits(id), 'version', digits(version + 1), 'head', head, 'history', history,
     'through', through, 'text', text)
   if ids then redis.call('HSET', keys.plan, 'ids', ids) end

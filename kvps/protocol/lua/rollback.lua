@@ -35,7 +35,7 @@ end
 index_members()
 -- Log entries behind that version are undone and deleted. The entries of earlier losses, of server or memory, stay, and
 -- what people have asked for, because that is still so.
-local stays = { recover = true, stop = true, suspend = true, pause = true, resume = true }
+local stays = { recover = true, stop = true, suspend = true, pause = true, resume = true, set = true }
 local behind = earlier.entry
 repeat
   local entries = redis.call('XRANGE', keys.commits, '(' .. behind, '+', 'COUNT', 500)

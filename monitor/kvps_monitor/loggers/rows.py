@@ -200,10 +200,11 @@ class RowReader:
 
     def _row(self, waiting: _Waiting) -> Row:
         plan, config = waiting.plan, self._job.config
+        progress = config.progress(plan.version - 1, plan.progress)
         values: Values = {
             "contributions": float(len(plan.contributions)),
             "rejected": float(len(plan.rejected)),
-            "learning_rate": config.optimizer.lr_at(config.progress(plan.version - 1, plan.progress)),
+            "learning_rate": config.optimizer.lr_of(config.optimizer, progress, plan.lr),
         }
         values |= self._norm_of(waiting.version) | _staleness_of(plan) | self._loss_of(plan)
         return Row(waiting.version, waiting.at_ms, values)
