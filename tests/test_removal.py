@@ -258,7 +258,7 @@ def test_a_complete_job_says_so_with_a_few_names(store: Store) -> None:
         job.access.scripts.join(f"x{number}", "n", "", ME)
     for worker in ("one-more", None):
         with pytest.raises(
-            kvps.UsageError, match=r"all its workers \(x0, x1, .* and 13 others\): join as|is for 20 workers"
+            kvps.UsageError, match=r"all its workers \(x0, x1, .* and 15 others\): join as|is for 20 workers"
         ):
             job.join(worker)
 

@@ -227,3 +227,14 @@ def test_local_steps_leave_alone_what_has_no_gradient_in_any_of_them(store: Stor
         assert_same_bits({"w": after["experts.0.weight"]}, frozen)
     assert (after["experts.1.weight"] != before["experts.1.weight"]).any()
     assert_same_bits({"w": after["experts.2.weight"]}, {"w": before["experts.2.weight"]})
+
+
+def test_an_optimizer_of_a_job_skips_as_the_one_that_it_was_made_of(store: Store) -> None:
+    make, model = OF_PYTORCH["adamw"], Experts()
+    job = created(store, "job", make)
+    with aggregating(job), kvps.torch.Optimizer(make(model.parameters()), model, job=job) as optimizer:
+        for round_ in range(ROUNDS):
+            optimizer.zero_grad()
+            loss_of(model, round_).backward()
+            optimizer.step()
+    assert_close(weights_of(model), alone(make))

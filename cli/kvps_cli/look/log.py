@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from kvps_monitor.loggers.targets import Target
 
+from kvps.arrays.number_ranges import numbers_in
 from kvps.errors import InvalidSetting, KvpsError, counted, printable
 from kvps.history.evaluations import figures_text
 from kvps.history.events import Event, EventLog
@@ -107,6 +108,7 @@ def _contribution(c: Facts) -> str:
     notes = [f"part {c['part']}"] if c["part"] else []
     notes += [f"weight {c['weight']:,}"] if c["weight"] > 1 else ["counts as zeros"] if not c["weight"] else []
     notes += [f"staleness {c['staleness']:,}"] if c["staleness"] else []
+    notes += [f"lacks {counted(len(numbers_in(c['lacks'])), 'parameter')}"] if "lacks" in c else []
     return f"{c['worker']} {done}" + (f" ({', '.join(notes)})" if notes else "")
 
 
