@@ -4,6 +4,8 @@
 python libraries.py trainer FILE       a rank of transformers' Trainer with DistributedDataParallel, as torchrun runs it
 python libraries.py lightning FILE     a plain loop of PyTorch that averages the gradients of two workers
 python libraries.py accelerate FILE    the same, each with the mean of two batches, clipped
+python libraries.py jax FILE           the same with optax, whose adamw steps
+python libraries.py jax-local FILE     the mean of two workers that optax trains between
 """
 
 from __future__ import annotations
@@ -70,10 +72,41 @@ def accelerate(file: str) -> None:
     _save(file, model, start)
 
 
+def jax(file: str, local: bool = False) -> None:
+    there = example("jax_optax")
+    optax, each = there.optax, there.jax.tree.map
+    start = mean = there.make_params()
+    states = [there.adamw.init(start) for _ in range(WORKERS)]
+    for round_ in range(there.STEPS // there.LOCAL_STEPS if local else there.STEPS):
+        ends = []
+        for rank in range(WORKERS):
+            if local:
+                params = mean
+                for number in range(there.LOCAL_STEPS * round_, there.LOCAL_STEPS * (round_ + 1)):
+                    _, grads = there.value_and_grad(params, there.rows_of(rank, number))
+                    updates, states[rank] = there.adamw.update(grads, states[rank], params)
+                    params = optax.apply_updates(params, updates)
+                ends.append(params)
+            else:
+                _, grads = there.value_and_grad(mean, there.rows_of(rank, round_))
+                ends.append(there.clip.update(grads, there.clip.init(grads))[0])
+        average = each(lambda *of: sum(of) / WORKERS, *ends)
+        if local:
+            mean = average
+        else:
+            updates, states[0] = there.adamw.update(average, states[0], mean)
+            mean = optax.apply_updates(mean, updates)
+    start, end = there.kvps.jax.parameters(start), there.kvps.jax.parameters(mean)
+    np.savez(file, **end, come=_distance(start, end))
+
+
+def _distance(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.sum((one[name] - other[name]) ** 2) for name in other)))
+
+
 def _save(file: str, model: torch.nn.Module, start: dict[str, np.ndarray], **more: float) -> None:
     end = weights_of(model)
-    come = np.sqrt(sum(np.sum((end[name] - start[name]) ** 2) for name in end))
-    np.savez(file, **end, come=come, **more)
+    np.savez(file, **end, come=_distance(start, end), **more)
 
 
 def _rows(rank: int, batch: int, size: int) -> slice:
@@ -102,5 +135,12 @@ def _mean_loop(
             optimizer.step()
 
 
+PROGRAMS: dict[str, Callable[[str], None]] = {
+    "trainer": trainer,
+    "lightning": lightning,
+    "accelerate": accelerate,
+    "jax": jax,
+    "jax-local": lambda file: jax(file, local=True),
+}
 if __name__ == "__main__":
-    {"trainer": trainer, "lightning": lightning, "accelerate": accelerate}[sys.argv[1]](sys.argv[2])
+    PROGRAMS[sys.argv[1]](sys.argv[2])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import kvps_run
+from helpers.pages import python_in
 from helpers.paths import ROOT, TESTS
 from helpers.servers import free_port
 
@@ -94,6 +95,71 @@ def test_a_loop_of_a_library_ends_as_a_plain_loop(store: kvps.Store, reference: 
         printed, weights = by_kvps(store, *run.split())
         assert "version 48" in printed
         assert distance(weights, of_loop, come) < 1e-5
+
+
+@pytest.mark.parametrize(("arguments", "version"), [("", 60), (" local", 15)])
+def test_jax_with_optax_ends_as_optax_alone(store: kvps.Store, reference: Path, arguments: str, version: int) -> None:
+    """The nested parameters come back in their form; apart by the roundings of AdamW, about 4e-6 of the way."""
+    of_optax = by_torch("jax" + arguments.replace(" ", "-"), reference)
+    come = of_optax.pop("come")
+    printed, weights = by_kvps(store, *f"jax_optax{arguments}".split())
+    assert f"version {version}" in printed
+    assert [*weights] == ["layers/0/b", "layers/0/w", "layers/1/b", "layers/1/w", "scale"]
+    assert distance(weights, of_optax, come) < 5e-5
+
+
+FORMS = """
+import dataclasses, sys, typing, jax, kvps, kvps.jax
+from helpers.harness import aggregating
+from jax import numpy as jnp
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: jax.Array
+    b: typing.Any
+
+tree = {"net": [Layer(jnp.ones((2, 3)), None), (jnp.zeros(3, jnp.bfloat16), {"k": jnp.ones(())})]}
+with kvps.connect(sys.argv[1]) as store:
+    job = store.create_job("job", kvps.jax.parameters(tree), optimizer=kvps.SGD(lr=1.0))
+    with aggregating(job), kvps.jax.join(job, tree) as worker:
+        first = worker.pull()
+        worker.step(jax.tree.map(jnp.ones_like, first), weight=None, loss=jnp.ones(()))
+        second = worker.pull()
+        for pulled, less in ((first, 0), (second, 1)):  # the first one is still what it was
+            assert jax.tree.structure(pulled) == jax.tree.structure(tree)
+            for mine, own in zip(jax.tree.leaves(pulled), jax.tree.leaves(tree), strict=True):
+                assert mine.dtype == own.dtype and (mine == own - less).all()
+    version, loaded = kvps.jax.load(job, tree)
+    assert (version, loaded["net"][0].w[0, 0]) == (1, 0.0)
+    print([*job.snapshot()[1]])
+for wrong in ({"a": jnp.arange(2)}, {"a": 1.0}, {"a": {"b": jnp.ones(2)}, "a/b": jnp.ones(2)}):
+    try:
+        kvps.jax.parameters(wrong)
+    except kvps.LayoutMismatch as error:
+        print(str(error).partition(":")[0])
+"""
+
+
+def test_a_pytree_comes_back_in_its_form(store: kvps.Store) -> None:
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-c", FORMS, store.url]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "['net/0/w', 'net/1/0', 'net/1/1/k']",
+        "leaf 'a' is int32",
+        "leaf 'a' is float",
+        "two leaves are called 'a/b'",
+    ]
+
+
+def test_the_script_of_the_jax_page(home: Path) -> None:
+    (script,) = python_in("docs/jax.md")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    version, loss = done.stdout.rstrip().split(": loss ")
+    assert (version, float(loss) < 0.5) == ("version 50", True)  # ln 5 at first
 
 
 @pytest.mark.parametrize(("example", "lines"), [("trainer_gpt2", 4), ("lightning_digits", 3), ("accelerate_digits", 3)])
