@@ -491,10 +491,19 @@ class Job:
 
     def training_seconds(self) -> float:
         """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
-        began, newest = self.training_began(), 2 * self.config.workers + 1
-        last = self.access.client.call("XREVRANGE", self.access.keys.commits, "+", "-", "COUNT", newest)
-        commits = [entry_ms(*entry) for entry in last if entry[1].get("kind") == "commit"]
-        return commits[0] / 1000 - began if began and commits else 0.0
+        began, before, count = self.training_began(), "+", 2 * self.config.workers + 1  # for all may have left since
+        while began and (page := self._page_before(before, count)):
+            for entry in page:
+                if entry[1].get("kind") == "commit":
+                    return entry_ms(*entry) / 1000 - began
+            before, count = f"({page[-1][0]}", _LOG_PAGE
+        return 0.0
+
+    def _page_before(self, before: str, count: int) -> list[Entry]:
+        """Return the newest `count` entries of the commit log in Redis before an entry, "+" for its end, newest
+        first."""
+        reply = self.access.client.call("XREVRANGE", self.access.keys.commits, before, "-", "COUNT", count)
+        return [(entry, fields) for entry, fields in reply]
 
     def holders(self) -> list[str]:
         """Return for each shard the aggregator that holds its lease, or ""."""

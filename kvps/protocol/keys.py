@@ -89,11 +89,10 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:norms                       stream  norm.lua            capped: the plan whose sums are all there; wakes
                                                                        the aggregators that wait for them
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest that are staged for it
-    kvps:{job}:commits                     stream  ready.lua (commit), the commit log, with joins, leaves and
-                                                   join, leave, evict, evaluations; wakes aggregators and watchers
-                                                   report, control.lua
-    kvps:{job}:evaluation                  hash    report.lua          the newest evaluation: version, figures (JSON),
-                                                                       by, at_ms, nonce (of the call)
+    kvps:{job}:commits                     stream  ready, join, leave, the commit log: commits, joins, evaluations and
+                                                   evict, report,      so on; wakes aggregators and watchers
+                                                   control.lua
+    kvps:{job}:evaluation                  hash    report.lua          the newest: version, figures, by, at_ms, nonce
     kvps:{job}:copies                      string  kvps up, run,       how many workers the command that launched the
                                                    scale               job keeps, if that may change; expires
     kvps:{job}:pin                         string  pin.lua             JSON: the version of a slow reader; expires
@@ -160,10 +159,8 @@ def check_name(kind: str, name: str) -> str:
 
 
 def check_new_name(kind: str, name: str) -> str:
-    """Return `name` if a job or worker that is made now may have it, else raise InvalidName.
-
-    Jobs of earlier releases may have names that begin with -, and are opened as ever.
-    """
+    """Return `name` if a job or worker that is made now may have it, else raise InvalidName. Jobs of earlier releases
+    may have names that begin with -, and are opened as ever."""
     if check_name(kind, name).startswith("-"):
         raise InvalidName(
             f"{kind} name {shown(name)} is not allowed: commands would take it for an option, because it begins with -"

@@ -102,6 +102,17 @@ def test_the_log_of_evaluations_is_bounded_and_moved_with_the_rest(store: Store,
     assert sorted(set(every)) == list(range(1, 9))
 
 
+def test_the_last_commit_is_found_behind_many_evaluations(store: Store) -> None:
+    job = store.create_job("j", model())
+    with aggregating(job):
+        with job.join("w0") as session:
+            push(job, session, 2)
+        took = job.training_seconds()
+        for _ in range(9):
+            job.report(2, {"loss": 0.5})
+    assert job.training_seconds() == took > 0
+
+
 @pytest.mark.parametrize(
     ("figures", "words"),
     [

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from kvps_monitor.top import rows
 from kvps_monitor.views import JobView, ShardView, WorkerView
+
+from kvps.history.evaluations import Evaluation
 
 
 def worker(name: str, rank: int = 0, **facts: Any) -> WorkerView:
@@ -149,6 +152,10 @@ def test_the_lines_above_tell_the_job() -> None:
     assert first == "digits  runs  SSP(2)  digits  adam(lr=0.1)"
     assert second == "version 1,234  12.3 versions/s  backlog 7  workers 1 of 3"
     assert third == "Redis 12.3 MB  model 400 kB  loss 0.2500"
+    evaluated = Evaluation(1200, {"loss": 0.25, "n": math.nan}, "evaluator\x1b[2J", 5)
+    assert rows.header(job([], evaluation=evaluated), 80)[3].plain == (
+        r"evaluation of version 1,200: loss 0.25, n nan, by evaluator\x1b[2J"
+    )
     counted = rows.header(job([], units=300, units_done=120, eta_s=75.0, memory_limit=10**9), 80)[2].plain
     assert counted == "units 120 of 300 (40%)  75 s left  Redis 12.3 MB of 1.00 GB  model 400 kB  loss…"
     in_rounds = {"units": 300, "units_done": 120, "rounds": 50, "backups": 3, "version": 20}
