@@ -15,12 +15,13 @@ A copy that is started by hand has KVPS_JOB alone, the name of a job that hands 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -40,10 +41,13 @@ from kvps.machine import launcher
 from kvps.machine.fork import ProcessOwner
 from kvps.store import Store, connect
 
+log = logging.getLogger("kvps.launch")
+
 _RANK = launcher.RANK
 _WORKERS, _JOB, _JOB_ID, _SETTINGS, _URL = (
     f"KVPS_{name}" for name in ("WORKERS", "JOB", "JOB_ID", "SETTINGS", "REDIS_URL")
 )
+_THREADS = "OMP_NUM_THREADS"
 _LOOK_AGAIN_S = 0.05
 
 
@@ -178,17 +182,21 @@ class RunContext:
             self._local = local(params, url=self._url, config=config)
             self._made = True
             return self._local
+        if config.unit_rounds and self.workers == 1 and _THREADS not in os.environ:
+            log.warning("set %s=1 if other numbers of copies are to reach the same bits as this single one", _THREADS)
         name, id = self._run
         job = None
         if self.rank == 0:
             with suppress(JobExists):
                 config = replace(config, launched_by=launcher.own())
                 job = self._store.create_job(name, params, config=config, id=id)
-        job = job or _awaited(self._store, name)
+        found, job = job is None, job or _awaited(self._store, name)
         if job.id != id:
             raise JobExists(
                 f"another run has just made a job {name!r}: give this one its own name, kvps run --job NAME"
             )
+        if found and (differing := job.config.differing(config, settings | given)):
+            raise InvalidSetting(other_settings(name, job.config, config, differing))
         self._made = True
         return job
 
@@ -280,6 +288,15 @@ class EvaluatorContext(RunContext):
 
     def report(self, version: int, figures: Mapping[str, float]) -> Evaluation:
         return self._evaluator.report(version, figures)
+
+
+def other_settings(job: str, config: JobConfig, asked: JobConfig, differing: Sequence[str]) -> str:
+    """Return the message about settings of a job that goes on, which are given again and are not the same."""
+    each = [f"{name} {getattr(config, name)}, not {getattr(asked, name)}" for name in differing]
+    return (
+        f"job {job!r} goes on with the settings that it has: {'; '.join(each)}. Give the same again, or begin anew "
+        f"under another name (--job NAME)"
+    )
 
 
 def _awaited(store: Store, name: str) -> Job:

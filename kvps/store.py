@@ -190,13 +190,16 @@ class Store:
             )
         return job
 
-    def restore_job(self, checkpoint: Checkpoint, name: str | None = None, shards: int | None = None) -> Job:
+    def restore_job(
+        self, checkpoint: Checkpoint, name: str | None = None, shards: int | None = None, launched_by: str = ""
+    ) -> Job:
         """Create a job that continues from a checkpoint, with its name and number of shards unless others are given.
 
         Workers join under their old ids and continue where they were. The job waits for all workers that were at work.
+        `launched_by` is what `kvps.machine.launcher` says of the command whose processes they are.
         Raises JobExists, InvalidName, InvalidSetting; nothing was changed then.
         """
-        config = replace(checkpoint.config, launched_by="")
+        config = replace(checkpoint.config, launched_by=launched_by)
         if config.replicas:  # these may be other servers
             config = replace(config, durability=REPLICATED)
         if config.transport == "shm":  # this may be another host

@@ -17,7 +17,8 @@ from kvps_monitor.loggers.lineage import Lineage
 
 import kvps
 from kvps import parsing
-from kvps.history.checkpoint import Checkpoint, listed
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.checkpoint_directory import listed
 from kvps.protocol import keys
 from kvps.store import Store
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import JobNotFound, KvpsError
-from kvps.history import checkpoint, commit_log
+from kvps.history import checkpoint_directory, commit_log
 from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import State
@@ -103,5 +103,5 @@ class Saver:
             self._flush()
         with suppress(ServerRestarted):  # then the next checkpoint moves the log
             commit_log.move(job, job.access.scripts, directory, state, job.kept(saved.version))
-        checkpoint.prune(directory, saved.job, saved.id, saved.version, self._settings.keep)
+        checkpoint_directory.prune(directory, saved.job, saved.id, saved.version, self._settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / saved.filename)

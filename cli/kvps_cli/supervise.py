@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 from kvps.config import JobConfig
@@ -23,87 +22,42 @@ from kvps.machine import launcher, process
 from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import Member, State
 from kvps.store import Store
+from kvps_cli.child import SUSPENDED, Child, Line, signal_group
 
 log = logging.getLogger("kvps.supervise")
 
 # Several workers compute at once: with more than one thread each, their thread pools compete for the cores. And what
 # the number of threads or the workspace of cuBLAS decides must not differ: the bits of a gradient may depend on it.
 SAME_BITS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-_END_S = 10.0
+GRACE_S = 30.0
+"""How long a child that was asked to end has, before it is killed, unless the user says otherwise."""
 _LAST_WORDS_S = 1.0
 _FRUITLESS = 5  # so many kills in a row, without a version in between, are no accident
 _NO_INPUT = ("EOFError: EOF when reading a line", "bdb.BdbQuit")  # how input() and breakpoint() end
 
 
-@dataclass
-class Child:
-    """One process of the job. A restarted process is the same child."""
+class Care(NamedTuple):
+    """How a supervisor treats its children.
 
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    process: subprocess.Popen[str]
-    mark: str
-    heard: threading.Event  # set when it has ended and its output was read
-    own: bool  # a command of kvps, not a program of the user
-    killed_by: str = ""  # what sent the signal, if known
-    version: int = 0
-    fruitless: int = 0
-    judged: bool = False  # `finished` and `evicted` are known, because its end was looked at
-    finished: bool = False  # its worker has done all its rounds
-    evicted: bool = False  # its worker was evicted while it ran
-    leaving: float = 0.0  # when it was asked to leave; 0 if it was not
-    recalled: bool = False  # it is wanted again, once it has left
+    gives_up     whether the run ends if a child is killed again and again before anything is committed
+    grace_s      how many seconds a child that was asked to end has, before it is killed
+    restarts     how many ends of the user's programs with an error of their own are forgiven: they are started again
+    share_cores  whether several workers compute at once: see SAME_BITS
+    options      what is added to each command of kvps that is started
+    """
 
-    def __str__(self) -> str:
-        return f"{self.name} (process {self.process.pid})"
-
-    @property
-    def running(self) -> bool:
-        return self.process.poll() is None
-
-    @property
-    def code(self) -> int | None:
-        """Its returncode as in Popen, negative for a signal; None until it has ended and its output was read."""
-        return self.process.poll() if self.heard.is_set() else None
-
-    @property
-    def restarts(self) -> bool:
-        """Whether it is restarted: a signal ended it before its worker had finished, or it ended with an error because
-        its worker was evicted. If it was asked to leave: whether it is wanted again."""
-        if self.leaving:
-            return self.recalled
-        return not self.finished and ((self.code or 0) < 0 or (self.evicted and bool(self.code)))
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended and is not restarted."""
-        return self.code is not None and self.judged and not self.restarts
-
-    @property
-    def failed(self) -> bool:
-        """Whether it exited with an error of its own, not by a signal, and not because it was asked to leave."""
-        return (self.code or 0) > 0 and not self.evicted and not self.leaving
-
-    @property
-    def signal(self) -> str:
-        """The signal that ended it, as "SIGKILL"; "" if none did, or if it was asked to leave."""
-        return signal.Signals(-self.process.returncode).name if (self.code or 0) < 0 and not self.leaving else ""
-
-
-class Line(NamedTuple):
-    """One line that a child printed. It is a `result` if a user's program wrote it to stdout."""
-
-    text: str
-    result: bool
+    gives_up: bool = True
+    grace_s: float = GRACE_S
+    restarts: int = 0
+    share_cores: bool = True
+    options: tuple[str, ...] = ()
 
 
 class Supervisor:
     """The supervisor of a job's processes. They get the server's URL in their environment; it sees each death at once.
 
     `launched_by` is the text by which they know the command that launches them. `find` returns the job, or None before
-    it is made. With `gives_up`, a child that is killed again and again before anything is committed is not restarted.
-    `options` are added to each kvps command. Every kill is logged, with what was done about it.
+    it is made. Every kill is logged, with what was done about it.
     """
 
     def __init__(
@@ -111,19 +65,19 @@ class Supervisor:
         store: Store,
         launched_by: str,
         find: Callable[[], Job | None],
-        gives_up: bool = True,
-        options: Sequence[str] = (),
+        care: Care | None = None,
     ) -> None:
         self.children: dict[str, Child] = {}
-        self._options = options
         self._ended: dict[str, str] = {}  # mark -> the process, and how it ended
         self._find = find
         self._job: Job | None = None
-        self._gives_up = gives_up
+        self._care = care or Care()
+        self._forgiven = 0
+        self._stopping = False
         self._lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._died = threading.Event()
         own = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launched_by}
-        self._environment = SAME_BITS | os.environ | own
+        self._environment = (SAME_BITS if self._care.share_cores else {}) | os.environ | own
 
     @property
     def job(self) -> Job | None:
@@ -134,7 +88,7 @@ class Supervisor:
     def start(self, name: str, *arguments: str) -> Child:
         """Run ``kvps *arguments`` as child `name`."""
         # -P keeps a redis.py or random.py in the user's directory from being imported instead of the real module.
-        return self._run(name, [sys.executable, "-P", "-m", "kvps", *arguments, *self._options], {}, own=True)
+        return self._run(name, [sys.executable, "-P", "-m", "kvps", *arguments, *self._care.options], {}, own=True)
 
     def run(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
         """Run a user's command as child `name`, with `environment` added to ours."""
@@ -157,7 +111,7 @@ class Supervisor:
             child = self.children[name] = Child(name, command, environment, popen, mark, heard, own)
         else:
             child.process, child.mark, child.heard, child.killed_by = popen, mark, heard, ""
-            child.judged = child.evicted = child.recalled = False
+            child.judged = child.evicted = child.recalled = child.retried = False
             child.leaving = 0.0
         log.debug("%s: started: %s", child, " ".join(command))
         threading.Thread(target=self._hear, args=(child, popen, heard), name=f"kvps-hear-{name}", daemon=True).start()
@@ -172,7 +126,7 @@ class Supervisor:
         for reader in readers:
             reader.start()
         popen.wait()
-        _signal_group(popen, signal.SIGKILL)
+        signal_group(popen, signal.SIGKILL)
         deadline = time.monotonic() + _LAST_WORDS_S
         for reader in readers:  # a descendant in its own session survives, and may hold a pipe for ever
             reader.join(max(0, deadline - time.monotonic()))
@@ -199,7 +153,7 @@ class Supervisor:
 
     def watch(self, timeout_s: float) -> None:
         """Wait until a child ends, but not longer than `timeout_s`, and replace a killed or an evicted child at once.
-        Kill a child that was asked to leave 10 s ago.
+        Kill a child that was asked to leave and has not done so in the time of grace.
 
         The other processes need not wait for a timeout, because this one knows for sure that its child is dead.
         Raises KvpsError for a child that ends so again and again before anything is committed.
@@ -209,32 +163,49 @@ class Supervisor:
             ended = [child for child in self.children.values() if child.code is not None]
             released = dict[str, list[str]]()
             if job := self.job:  # looked up after the ends: a quick child may have made the job and finished
-                released = release_dead(job, {child.mark for child in ended})
+                # A copy that was killed while all stop keeps its place: without its gradient there is no next version.
+                released = release_dead(job, {child.mark for child in ended if child.own or not self._stopping})
                 state = job.state()
                 for child in ended:
                     child.finished = _has_finished(child.name, state, job.config)
                     if not child.judged:  # later it is evicted all the same, by this process
                         child.evicted = child.mark not in released and _was_evicted(child, state)
             for child in ended:
+                if not child.judged:
+                    child.retried = self._forgives(child)
                 child.judged = True
                 if child.restarts:
                     end, done = self._note(child), released.get(child.mark, [])
-                    restart = self.run_again if child.leaving else self._restart
+                    number = f" (restart {self._forgiven} of {self._care.restarts})" if child.retried else ""
+                    restart = self.run_again if child.leaving or child.retried else self._restart
                     restart(child)
-                    log.info("%s: %s", end, "; ".join([*done, f"started again as process {child.process.pid}"]))
+                    log.info("%s: %s", end, "; ".join([*done, f"started again as process {child.process.pid}{number}"]))
                 elif (child.leaving or child.signal) and child.mark not in self._ended:
                     why = "" if child.leaving else " after its last round: not started again"
-                    log.info("%s%s", self._note(child), why)
+                    end = self._note(child)
+                    if not (self._stopping and child.code in (0, SUSPENDED)):
+                        log.info("%s%s", end, why)
         for child in self.children.values():
-            if child.leaving and child.running and time.monotonic() - child.leaving > _END_S:
-                _signal_group(child.process, signal.SIGKILL)
+            if child.leaving and child.running and time.monotonic() - child.leaving > self._care.grace_s:
+                signal_group(child.process, signal.SIGKILL)
+
+    def _forgives(self, child: Child) -> bool:
+        """Return whether a child that has ended with an error of its own is started again, and count that. After its
+        last round it is not, as after a kill."""
+        forgiven = child.failed and not child.own and not child.finished and self._forgiven < self._care.restarts
+        self._forgiven += forgiven
+        return forgiven
 
     def _note(self, child: Child) -> str:
         """Remember how a child ended, and return it as a sentence without its full stop."""
         by = f", by {child.killed_by}" if child.killed_by else ""
         end = f"was killed ({child.signal}{by})" if child.signal else f"was evicted, and ended with code {child.code}"
+        if child.retried:
+            end = f"ended with code {child.code}"
         if child.leaving:
-            late = f"was killed after {_END_S:g} s" if child.code == -signal.SIGKILL else "left"
+            late = f"was killed after {self._care.grace_s:g} s" if child.code == -signal.SIGKILL else "left"
+            if self._stopping and child.code != -signal.SIGKILL:
+                late = f"ended with code {child.code}"
             end = f"was asked to leave, and {late}"
         self._ended[child.mark] = f"{child}, which {end}"
         return f"{child} {end}"
@@ -257,7 +228,7 @@ class Supervisor:
         version = job.state().version if job else 0
         child.fruitless = child.fruitless + 1 if version == child.version else 0
         child.version = version
-        if child.fruitless == _FRUITLESS and self._gives_up:
+        if child.fruitless == _FRUITLESS and self._care.gives_up:
             how = f"killed {_FRUITLESS} times in a row by signal {-child.process.returncode} ({child.signal})"
             raise KvpsError(
                 f"{f'job {job.name}' if job else 'the run'} ends: {child.name} was "
@@ -272,7 +243,20 @@ class Supervisor:
     def dismiss(self, child: Child) -> None:
         """Ask a child to leave, for good."""
         child.leaving, child.recalled = time.monotonic(), False
-        _signal_group(child.process, signal.SIGTERM)
+        signal_group(child.process, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Restart no program of the user any more, because the job has told them to end.
+
+        Pass SIGTERM on to those that catch it: any other would die of it, in the middle of its round. Those that have
+        not ended after the time of grace are killed by `watch`.
+        """
+        self._stopping = True
+        for child in self.children.values():
+            if not child.own and not child.judged:
+                child.leaving, child.recalled = child.leaving or time.monotonic(), False
+                if process.catches(child.process.pid, signal.SIGTERM):
+                    child.process.terminate()
 
     def recall(self, child: Child) -> None:
         """Restart a child that has ended, or one that was asked to leave as soon as it has."""
@@ -289,23 +273,18 @@ class Supervisor:
                 self.children[name].process.wait(max(0, deadline - time.monotonic()))
 
     def end(self) -> None:
-        """End the running children with SIGTERM, and after 10 s with SIGKILL."""
+        """End the running children with SIGTERM, and after the time of grace with SIGKILL."""
         for child in self.children.values():
             if child.running:
-                _signal_group(child.process, signal.SIGTERM)
-        deadline = time.monotonic() + _END_S
+                signal_group(child.process, signal.SIGTERM)
+        deadline = time.monotonic() + self._care.grace_s
         for child in self.children.values():
             try:
                 child.process.wait(max(0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
+                log.warning("%s did not end within %g s and was killed (SIGKILL)", child, self._care.grace_s)
                 child.process.kill()
             child.heard.wait()
-
-
-def _signal_group(popen: subprocess.Popen[str], number: int) -> None:
-    """Signal a child and its descendants: each child leads a process group."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(popen.pid, number)
 
 
 def _has_finished(worker: str, state: State, config: JobConfig) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -12,8 +12,8 @@ from kvps import optim
 from kvps.arrays.inputs import in_words
 from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import combinations, samples
-from kvps.config.settings import SPECS, UncheckedConfig
-from kvps.config.specs import MOST_OPTIMIZER, as_text, not_an_optimizer, why_not
+from kvps.config.settings import AUTO, SPECS, UncheckedConfig
+from kvps.config.specs import MOST_OPTIMIZER, REPLICATED, as_text, not_an_optimizer, why_not
 from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.parsing import Fields
 from kvps.staleness import ASP
@@ -63,6 +63,18 @@ class JobConfig(UncheckedConfig):
                 pending *= self.units_per_round
             most = combinations.MOST_TIMED_PENDING if self.timed_rounds else 10_000
             object.__setattr__(self, "max_pending", min(pending, most))
+
+    def differing(self, asked: JobConfig, names: Iterable[str]) -> list[str]:
+        """Return which of these settings of a job are not as `asked`. What was asked in general, such as "auto", is
+        what the job has, and the number of workers is another matter."""
+        general = {"transport": AUTO, "durability": REPLICATED}
+        return [
+            name
+            for name in names
+            if name != "workers"
+            and getattr(asked, name) != getattr(self, name)
+            and (name not in general or getattr(asked, name) != general[name])
+        ]
 
     def to_hash(self) -> dict[str, str]:
         """Return the fields of the job's config hash."""

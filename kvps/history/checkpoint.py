@@ -14,7 +14,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -113,8 +113,10 @@ class Checkpoint:
 
     @classmethod
     def of(cls, job: str, state: State, config: JobConfig, layout: Layout, whole: Whole) -> Checkpoint:
-        """Return the checkpoint of a job at `state`, with `whole` that version, as `VersionReader.whole` reads it."""
+        """Return the checkpoint of a job at `state`, with `whole` that version, as `VersionReader.whole` reads it. That
+        of a suspended job goes on with the workers that have left because of that."""
         weights, slots, skipped = whole
+        place = {worker: {"state": "rejoining"} for worker in state.on_leave}
         return cls(
             job=job,
             id=state.id,
@@ -124,7 +126,7 @@ class Checkpoint:
             layout=layout,
             clock=dict(state.clock),
             skip={m.worker: m.skip for m in state.members.values()},
-            workers={m.worker: json.dumps(m.process) for m in state.members.values()},
+            workers={m.worker: json.dumps({**m.process, **place.get(m.worker, {})}) for m in state.members.values()},
             units=dict(state.units),
             weights=weights,
             slots=slots,
@@ -137,6 +139,14 @@ class Checkpoint:
     def begin(self) -> Begin:
         """The point where the log of a job restored from this checkpoint begins."""
         return Begin(self.version, self.head, sum(self.clock.values()))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job had done all its work, as `State.finished` says it of a job on a server."""
+        if self.config.units:
+            return whole(self.units.get("done", 0), "units done") == self.config.units
+        entries = (Fields.of_json(text, f"worker {worker!r}") for worker, text in self.workers_anew().items())
+        return sum(entry.flag("finished") for entry in entries) >= self.config.workers
 
     @property
     def weight_sums(self) -> dict[str, int]:
@@ -327,25 +337,3 @@ def _state_name(layout: Layout, slot: str, parameter: str) -> str:
     while any(p.name.startswith(mark) for p in layout.parameters):
         mark = f"_{mark}"
     return f"{mark}{slot}/{parameter}"
-
-
-# -- a directory of checkpoints --------------------------------------------------------------------------------------
-
-
-def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
-    """Yield a directory's checkpoint files in the order of their names, each with its Checkpoint, None if damaged."""
-    for path in sorted(directory.glob(f"[!.]*{SUFFIX}")):
-        try:
-            yield path, Checkpoint.load(path)
-        except KvpsError:
-            yield path, None
-
-
-def prune(directory: Path, job: str, id: str, version: int, keep: int) -> None:
-    """Delete all but a job's last `keep` files, and what its killed writers left of versions before `version`."""
-    name = re.compile(rf"(\.?){re.escape(f'{job}.{id}')}-([0-9]{{8,16}}){re.escape(SUFFIX)}(\.\w+)?", re.ASCII)
-    files = [(path, match) for path in sorted(directory.iterdir()) if (match := name.fullmatch(path.name))]
-    whole = [path for path, match in files if not match[1] and not match[3]]
-    aside = [path for path, match in files if match[1] and match[3] and int(match[2]) < version]
-    for path in [*whole[:-keep], *aside]:
-        path.unlink(missing_ok=True)

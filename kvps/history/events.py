@@ -150,6 +150,7 @@ def _set(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
 _FACTS: dict[str, Any] = {
     "create": lambda f, _: {"version": f.whole("version")},
     "restore": lambda f, _: {"version": f.whole("version"), "job": f.name("job")},
+    "adopt": lambda f, _: {"by": f.text("by")},
     "join": lambda f, _: {"worker": f.name("worker"), **{n: f.whole(n) for n in ("rank", "round", "clock")}},
     "leave": lambda f, _: {"worker": f.name("worker")},
     "evict": lambda f, _: {"worker": f.name("worker"), "reason": f.text("reason", default="")},

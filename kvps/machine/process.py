@@ -50,6 +50,16 @@ def runs(pid: int) -> bool:
     return _start_time(pid) != ""
 
 
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process of this machine handles a signal by a function of its own. Outside Linux this is
+    unknown: False."""
+    try:
+        fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    except OSError:
+        return False
+    return bool(int(fields["SigCgt"], 16) >> (number - 1) & 1)
+
+
 def own_input() -> BinaryIO:
     """Return the standard input of this process, which has an empty one from now on.
 

@@ -125,7 +125,10 @@ def being_removed(job: str) -> JobExists:
 
 
 def job_exists(job: str) -> JobExists:
-    return JobExists(f"job {job!r} exists: choose another name, or remove it with: kvps rm {job}")
+    return JobExists(
+        f"job {job!r} exists: go on with it (kvps run --resume, or kvps worker --job {job} for a task), or choose "
+        f"another name; kvps rm {job} removes it and all that it has learned"
+    )
 
 
 def lease_lost(shard: int, job: str, holds: str) -> LeaseLost:

@@ -81,6 +81,12 @@ class Member:
         return self.state == "active"
 
     @property
+    def awaited(self) -> bool:
+        """Whether the others wait for it until it joins, because it was at work when the job was saved, or when the
+        command that launched it ended."""
+        return self.state == "rejoining" and bool(self.process.get("awaited"))
+
+    @property
     def round(self) -> int:
         """The worker's last committed round."""
         return self.clock + self.skip
@@ -268,6 +274,13 @@ class State:
     def settled(self) -> bool:
         """Whether no worker is in the job, and everything that was pushed is committed."""
         return all(m.state == "gone" for m in self.members.values())
+
+    @property
+    def on_leave(self) -> set[str]:
+        """The workers that have left only because the job is suspended: they keep their places."""
+        if self.run.state != "suspended":
+            return set()
+        return {m.worker for m in self.members.values() if m.process["state"] == "left" and not m.finished}
 
     def finished(self, config: JobConfig) -> bool:
         """Return whether all work is done and no contribution waits.

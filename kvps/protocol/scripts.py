@@ -383,6 +383,13 @@ class JobScripts:
         values = {"dead": worker, "incarnation": incarnation, "reason": reason, "aggregator": aggregator}
         return self._request("evict", lambda reply: Evicted(reply[2:], reply[1]), **values)
 
+    def adopt(self, before: str, launched_by: str, by: str, ended: Mapping[str, str]) -> bool:
+        """Note another launcher of the job; return False if it has got yet another one. `ended` is worker ->
+        incarnation of processes that have ended: they are awaited."""
+        pairs = list(chain.from_iterable(ended.items()))
+        reply = self._run("adopt", before=before, launched_by=launched_by, by=by, ended=pairs)
+        return bool(reply[0] != "OTHER")
+
     def recover(self, run_id: str, history: str, remembered: int) -> tuple[int, str]:
         """Begin a new history on a restarted server, unless another process did. Return its first version and id."""
         match self._run("recover", run_id=run_id, history=history, remembered=remembered):

@@ -17,7 +17,8 @@ from helpers.harness import model
 from helpers.waiting import eventually
 
 import kvps
-from kvps.history.checkpoint import Checkpoint, prune
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.checkpoint_directory import prune
 from kvps.store import Store
 
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 import kvps
 from kvps.evaluator import Evaluator, Orders
 from kvps.history.best import best_file, best_of
-from kvps.history.checkpoint import listed
+from kvps.history.checkpoint_directory import listed
 from kvps.history.evaluations import Evaluation, Wanted
 from kvps.history.events import EventLog
 from kvps.job import Job

@@ -34,7 +34,8 @@ from kvps_workers.queue.task_runner import HostResources
 from hostile.scene import JOB, NEIGHBOUR, HurriedClient, Scene
 from kvps import store as store_module
 from kvps.errors import KvpsError, WorkerAlive
-from kvps.history.checkpoint import Checkpoint, listed, units_anew
+from kvps.history.checkpoint import Checkpoint, units_anew
+from kvps.history.checkpoint_directory import listed
 from kvps.history.commit_log import Log, LogFile
 from kvps.history.events import EventLog
 from kvps.job import Job

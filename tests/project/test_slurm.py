@@ -1,4 +1,4 @@
-"""deploy/slurm/kvps.sbatch, run on this machine: programs in place of Slurm's start each step at once."""
+"""The files of deploy/slurm, run on this machine: programs in place of Slurm's start each step at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from helpers.paths import ROOT
 from helpers.waiting import command_lines_with, eventually
 
 SCRIPT = ROOT / "deploy" / "slurm" / "kvps.sbatch"
+RUN = SCRIPT.with_name("run.sbatch")
 SRUN = """#!/bin/sh
 while case $1 in --*) true ;; *) false ;; esac; do shift; done
 exec "$@"
 """
 PROGRAMS = {
     "srun": SRUN,
-    "scontrol": "#!/bin/sh\necho localhost\n",
+    "scontrol": '#!/bin/sh\n[ "$1" != requeue ] || echo "$2" >> "$SLURM_SUBMIT_DIR/requeued"\necho localhost\n',
     "kvps": f'#!/bin/sh\nexec {sys.executable} -m kvps "$@"\n',
     "python3": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
 }
@@ -32,6 +33,7 @@ def test_each_command_has_the_options_of_this_version() -> None:
     text = SCRIPT.read_text().replace('"$@"', "digits")
     found = list(commands_in(text))
     assert [words[:2] for words in found] == [
+        ["checkpoint", "save"],
         ["jobs"],
         ["checkpoint", "restore"],
         ["create", "digits"],
@@ -39,12 +41,14 @@ def test_each_command_has_the_options_of_this_version() -> None:
         ["worker", "--job"],
         ["status", "1"],
     ]
-    for words in found:
+    (run,) = commands_in(RUN.read_text().replace('"$@" &', "-- python train.py"))
+    for words in (*found, run):
         check_parses(words)
 
 
 def test_bash_understands_it_and_no_variable_has_the_password() -> None:
-    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    for script in (SCRIPT, RUN):
+        subprocess.run(["bash", "-n", script], check=True)
     text = SCRIPT.read_text()
     assert re.search(r"^umask 077$", text, re.MULTILINE)
     assert not re.search(r"\b(KVPS_PASSWORD|REDISCLI_AUTH|VALKEYCLI_AUTH)\b|redis://[^$]*@", text)
@@ -109,6 +113,65 @@ def test_a_job_that_is_ended_goes_on_from_its_newest_checkpoint(slurm: dict[str,
     assert re.search(r"job train: continues from version \d+ of ", done.stderr)
     assert done.stderr.count("this worker has done its rounds") == 2
     assert re.search(r"^train +finished ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_before_the_time_limit_the_newest_version_is_saved_and_the_job_requeued(
+    slurm: dict[str, str], tmp_path: Path
+) -> None:
+    command = ["bash", SCRIPT, "digits", "--epochs", "40", "--batch-size", "48"]
+    seldom = slurm | {"KVPS_CHECKPOINT_EVERY": "100000"}
+    first = subprocess.Popen(command, env=seldom, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert first.stdout
+    for line in first.stdout:
+        if "job train" in line:
+            break
+    first.send_signal(signal.SIGTERM)  # to the script alone, as --signal=B:TERM does
+    printed = first.communicate(timeout=120)[0]
+    assert first.returncode == 75, printed
+    assert "job train: version " in printed
+    assert (tmp_path / "requeued").read_text() == f"{slurm['SLURM_JOB_ID']}\n"
+    assert list((tmp_path / "run" / "checkpoints").glob("train.*.safetensors"))
+
+
+SCRIPT_OF_ONES_OWN = """
+import time
+from pathlib import Path
+
+import kvps
+from helpers.harness import gradient, model
+
+with kvps.from_env() as worker:
+    job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+    with job.join(worker.id) as session:
+        while session.clock < 200:
+            params = session.pull()
+            if not Path("hurry").exists():
+                Path("began").touch()
+                time.sleep(0.05)
+            session.push(gradient(params, session.rank, session.clock))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_of_ones_own_is_stopped_requeued_and_goes_on(
+    slurm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT_OF_ONES_OWN)
+    command = ["bash", RUN, "-w", "2", "--", "python3", "train.py"]
+    first = subprocess.Popen(command, env=slurm, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert eventually(lambda: (tmp_path / "began").exists() or first.poll() is not None)
+    first.send_signal(signal.SIGTERM)
+    printed = first.communicate(timeout=120)[0]
+    assert first.returncode == 75, printed
+    assert "can be resumed: the same command goes on\n" in printed
+    assert (tmp_path / "requeued").read_text() == f"{slurm['SLURM_JOB_ID']}\n"
+    (tmp_path / "hurry").touch()
+    done = subprocess.run(command, env=slurm, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"job train: goes on at version \d+, from ", done.stderr)
+    assert "400 contributions in 200 versions" in done.stderr
 
 
 @pytest.mark.parametrize(("tasks", "arguments"), [("3", ["digits"]), ("5", [])])

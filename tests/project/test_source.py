@@ -78,9 +78,11 @@ WRITES = {  # who makes files or directories: which
 }
 JOINS = {  # where a path is joined to a name that the source does not say: why it stays in its directory
     "aggregator/kvps_aggregator/checkpoints.py: Saver._write": "Checkpoint.filename went through file_name",
+    "cli/kvps_cli/train/stop.py: keep": "Checkpoint.filename went through file_name",
     "cli/kvps_cli/prove/checkpoint.py: save": "the last part of the path in --to, or Checkpoint.filename",
     "kvps/connection/stand_in_process.py: _lives": "a number",
     "kvps/machine/process.py: _start_time": "a number",
+    "kvps/machine/process.py: catches": "a number",
     "workers/kvps_workers/digits.py: _forward": "no path: numbers",
     "monitor/kvps_monitor/loggers/targets.py: Target.open": "a job's keys have checked its name",
     "simulate/kvps_simulate/settings.py: Constants.on_machine": "no path: numbers",

@@ -13,6 +13,7 @@ import kvps
 from kvps.errors import CorruptData, LeaseLost, WorkerEvicted
 from kvps.history.events import EventLog
 from kvps.job import Job
+from kvps.machine import launcher
 from kvps.protocol.answers import InboxFull, PlanGone, ServerRestarted
 from kvps.protocol.lua_scripts import compose
 from kvps.protocol.plan import Plan
@@ -203,6 +204,32 @@ def test_ready_is_fenced(job: Job) -> None:
         job.access.scripts.ready(1, terms[1], plan, "d1")
     assert job.state().version == 0
     assert job.access.scripts.ready(1, successor, plan, "d1").flipped
+
+
+def test_a_job_is_adopted_once_and_its_dead_workers_keep_their_places(job: Job) -> None:
+    scripts, before = job.access.scripts, job.config.launched_by
+    mine, other = (launcher.this_process("kvps run", most) for most in (1, 2))
+    joined = {worker: scripts.join(worker, "abc", "", ME).incarnation for worker in ("w0", "w1")}
+    ended = {"w0": joined["w0"], "w1": "1-another"}
+    assert scripts.adopt(before, mine, "kvps run", ended)
+    assert scripts.adopt(before, mine, "kvps run", ended), "a repeat gets the same answer"
+    assert not scripts.adopt(before, other, "kvps run", ended), "it has a launcher by now"
+    members = job.state().members
+    assert (members["w0"].awaited, members["w1"].active) == (True, True), "the second has joined again since"
+    assert [event.facts for event in EventLog(job.access.client, job.access.keys).newest(1)] == [{"by": "kvps run"}]
+    again = scripts.join("w0", "next", "", ME)
+    assert not job.state().members["w0"].awaited
+
+    job.suspend()
+    scripts.leave("w0", again.incarnation, finished=False)
+    scripts.leave("w1", joined["w1"], finished=True)
+    assert job.state().on_leave == {"w0"}
+    assert scripts.adopt(mine, other, "kvps run", {"w0": again.incarnation, "w1": joined["w1"]})
+    assert {m.worker: (m.awaited, m.finished) for m in job.state().members.values()} == {
+        "w0": (True, False),
+        "w1": (False, True),
+    }
+    assert (job.round_state().lowest, job.state().active) == (0, 0), "the others wait for it"
 
 
 def test_a_lease_is_one_holders_until_it_gives_it_up(job: Job) -> None:

@@ -126,6 +126,7 @@ def _set(facts: Facts) -> str:
 _WORDS: dict[str, Callable[[Facts], str]] = {
     "create": lambda f: f"version {f['version']:,}",
     "restore": lambda f: f"version {f['version']:,}, from a checkpoint of job {f['job']}",
+    "adopt": lambda f: f"resumed by {f['by']}",
     "join": lambda f: f"{f['worker']}, rank {f['rank']:,}, clock {f['clock']:,}",
     "leave": lambda f: f"{f['worker']}",
     "evict": lambda f: ": ".join(filter(None, [f["worker"], f["reason"]])),

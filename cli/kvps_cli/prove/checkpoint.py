@@ -13,7 +13,8 @@ import typer
 from kvps.config import SPECS
 from kvps.errors import InvalidSetting
 from kvps.history import commit_log
-from kvps.history.checkpoint import SUFFIX, Checkpoint, listed
+from kvps.history.checkpoint import SUFFIX, Checkpoint
+from kvps.history.checkpoint_directory import listed, newest, passed_over
 from kvps.parsing import bytes_text
 from kvps.protocol.keys import check_new_name
 from kvps_cli import connect, options
@@ -61,7 +62,12 @@ def _bytes_aside(path: Path) -> int:
 
 @app.command("restore")
 def restore(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|DIR", help="A checkpoint; or a directory, for the newest one of the job that --job names."
+        ),
+    ],
     job: Annotated[
         str | None,
         typer.Option("--job", metavar="NAME", help="Name of the new job.", show_default="the one in the file"),
@@ -74,7 +80,10 @@ def restore(
     if job is not None:
         check_new_name("job", job)
     with LongWork(quiet) as work, work.stage(f"reading {file}"):
-        checkpoint = Checkpoint.load(file)
+        if file.is_dir():
+            file, checkpoint = _newest(file, job)
+        else:
+            checkpoint = Checkpoint.load(file)
     connect.wait_for_server(redis)
     with connect.existing_store(redis) as store:
         with storing(store, checkpoint.layout.nbytes * (1 + len(checkpoint.slots)), quiet):
@@ -85,6 +94,20 @@ def restore(
         waits = f"; waits for {', '.join(sorted(awaited))}: start {connect.start_of(restored, min(awaited))}"
     if not quiet:
         say(f"job {restored.name}: continues from version {checkpoint.version} of {file}{waits}")
+
+
+def _newest(directory: Path, job: str | None) -> tuple[Path, Checkpoint]:
+    """Return a job's newest checkpoint that can be read. Raises InvalidSetting, CorruptData."""
+    if job is None:
+        raise InvalidSetting(
+            f"{directory} is a directory: give --job too, or one file (kvps checkpoint ls {directory})"
+        )
+    found = newest(directory, job)
+    if found is None:
+        raise InvalidSetting(f"no checkpoint of job {job!r} is in {directory}")
+    if found.damaged:
+        say(passed_over(found))
+    return found.path, found.checkpoint
 
 
 @app.command("ls")

@@ -17,6 +17,9 @@ from kvps.job import Job
 from kvps_cli import training_log
 from kvps_cli.options import DEFAULT_CHECKPOINTS, FILES, SharedOptions, check_directory
 
+RESUMABLE_EVERY = 100
+"""After how many versions a checkpoint is written with --resume, unless the user says otherwise."""
+
 
 @dataclass
 class KeptFiles(SharedOptions):
@@ -73,8 +76,11 @@ class KeptFiles(SharedOptions):
     kept_log: KeptLog = field(init=False, default=AS_USUAL)
     targets: list[Target] = field(init=False, default_factory=list)
 
-    def prepare(self, fresh: bool = False) -> None:
-        """Check the options and make the directories. With `fresh` the job is a new one. Raises InvalidSetting."""
+    def prepare(self, fresh: bool = False, resumable: bool = False) -> None:
+        """Check the options and make the directories. With `fresh` the job is a new one. A job that is to be
+        `resumable` is saved, if it has a directory. Raises InvalidSetting."""
+        if resumable and self.checkpoints and not self.checkpoint_every:
+            self.checkpoint_every = RESUMABLE_EVERY
         directory = self.checkpoints or (DEFAULT_CHECKPOINTS if self.checkpoint_every else None)
         if directory:
             directory = check_directory("--checkpoints", directory)

@@ -26,9 +26,10 @@ from kvps.errors import KvpsError, coloured, counted
 from kvps.job import Job
 from kvps.protocol.job_state import Member, State
 from kvps.protocol.phases import WAIT
+from kvps_cli.child import Child, Line
 from kvps_cli.long_work import duration
 from kvps_cli.output import loss_text
-from kvps_cli.supervise import Child, Line, Supervisor
+from kvps_cli.supervise import Supervisor
 from kvps_cli.train.scale import Copies
 
 log = logging.getLogger("kvps.supervise")
@@ -202,9 +203,9 @@ def follow(
     if the job cannot finish: too many workers ended before they had joined, or all aggregators failed.
     """
     holders = [""] * job.layout.shards
-    while not all(child.done for child in copies.all) or not job.state().settled:
+    while not copies.over(job):
         supervisor.watch(POLL_S)
-        copies.follow_scale(job)
+        copies.follow(job)
         lines = supervisor.new_lines()
         ended = {child.name: child.failed for child in copies.all if child.done}
         # Read last: the state then has the joins of ended workers, and `finished` is called before later lines.
@@ -215,9 +216,10 @@ def follow(
             finished(state)
         relay(lines)
         holders = _log_failovers(supervisor, holders, job.holders())
-        absent = {name: failed for name, failed in ended.items() if name not in state.members}
-        to_come = [child for child in copies.all if child.name not in {*state.members, *ended}]
-        if absent and len(state.members) + len(to_come) < job.config.workers:
+        joined = {m.worker for m in state.members.values() if not m.awaited}
+        absent = {name: failed for name, failed in ended.items() if name not in joined}
+        to_come = [child for child in copies.all if child.name not in {*joined, *ended}]
+        if absent and not copies.stopping and len(joined) + len(to_come) < job.config.workers:
             how = "failed" if any(absent.values()) else "ended"
             raise KvpsError(f"job {job.name} ends: {', '.join(absent)} {how} before it had joined")
         _keep_served(job, serving, supervisor)

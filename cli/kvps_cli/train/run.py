@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from kvps import launch
+from kvps import launch as launch_variables
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
@@ -21,10 +21,12 @@ from kvps.protocol.job_state import State
 from kvps.protocol.keys import check_new_name
 from kvps.store import Store, fresh_id
 from kvps_cli import connect, options
+from kvps_cli.child import SUSPENDED, Child
 from kvps_cli.output import log_options, say, start_log
-from kvps_cli.supervise import Child, Supervisor
+from kvps_cli.supervise import Care, Supervisor
 from kvps_cli.train.evaluator import EvaluatorOptions, EvaluatorProcess
 from kvps_cli.train.kept_files import KeptFiles
+from kvps_cli.train.lifetime import Lifetime
 from kvps_cli.train.progress import (
     POLL_S,
     Display,
@@ -37,8 +39,10 @@ from kvps_cli.train.progress import (
     follow,
     relay,
 )
+from kvps_cli.train.resume import Launch, Origin, origin
 from kvps_cli.train.scale import Copies
 from kvps_cli.train.settings import JobOptions
+from kvps_cli.train.stop import Stop, keep
 
 _LAST_S = 5.0  # for the other copies, when the first has ended without making the job
 
@@ -48,6 +52,7 @@ def run(
     settings: JobOptions,
     kept: KeptFiles,
     evaluation: EvaluatorOptions,
+    life: Lifetime,
     server: connect.ServerOptions,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run, as in: python train.py --rounds 500")
@@ -67,7 +72,8 @@ def run(
     command = _checked(command or [])
     if job is not None:
         check_new_name("job", job)
-    kept.prepare(fresh=True)
+    life.check(kept, server)
+    kept.prepare(fresh=not life.resume, resumable=life.resume)
     evaluation.prepare(kept.kept_log.directory, _checked)
     given = {name: value for name, value in settings.given.items() if name != "workers"}
     JobConfig(workers=settings.workers, **given)
@@ -75,19 +81,35 @@ def run(
     if settings.topology and not quiet:
         say(settings.topology)
     with connect.serving_store(server, quiet, joinable=False) as store:
-        if job in store.jobs():
+        if job in store.jobs() and not life.resume:
             raise job_exists(str(job))
-        name = job or store.free_name(_name_of(command))
-        supervised = _Run(store, name, quiet, log_options(quiet, verbose), kept, settings.most)
-        with supervised.evaluated(evaluation, command, settings.workers, given) as evaluator:
-            created, copies = supervised.train(command, settings.workers, given, aggregators, evaluator)
+        wished = job or _name_of(command)
+        name = wished if life.resume else store.free_name(wished)
+        launched_by, directory = launcher.this_process("kvps run", settings.most), kept.kept_log.directory
+        launch = Launch(launched_by, settings.workers, settings.most, given, directory, life.stop_grace, quiet)
+        begin = Origin(None, "")
+        if life.resume:
+            begin = origin(store, name, launch)
+            if not quiet:
+                say(begin.line)
+            if begin.finished:
+                return
+        care = life.care(settings.most > 1, log_options(quiet, verbose))
+        supervised = _Run(store, name, launch, begin.job, kept, care)
+        with Stop(possible=life.resume or directory is not None) as stop:
+            with supervised.evaluated(evaluation, command) as evaluator:
+                created, copies = supervised.train(command, aggregators, stop, evaluator)
+            version = created.state().version if created else 0
+            if supervised.stopped:
+                again = "" if life.resume else f" with --resume --job {name}"
+                say(f"stopped at version {version}, can be resumed: the same command{again} goes on")
+                raise typer.Exit(SUSPENDED)
         if created is None:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
                 raise KvpsError(f"the run ends: {failed} failed before a job was made")
             raise KvpsError(
                 "all copies ended, and no job was made: the script must call kvps.from_env() and its create_job"
             )
-        version = created.state().version
     check_trained(name, version, copies)
     check_killed(name, copies)
 
@@ -112,76 +134,79 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 class _Run:
-    """One run of up to `most` copies. Its job has an id of its own, so that another run's job is not mistaken for
-    it."""
+    """One run of copies of a script. Its job has an id of its own, so that another run's job is not mistaken for it.
 
-    def __init__(
-        self, store: Store, name: str, quiet: bool, log_options: Sequence[str], kept: KeptFiles, most: int
-    ) -> None:
-        self._store, self._name, self._id, self._quiet = store, name, fresh_id(), quiet
-        self._launched_by = launcher.this_process("kvps run", most)
-        self._supervisor = Supervisor(store, self._launched_by, self._find, options=log_options)
-        self._kept = kept
-        self._most = most
+    stopped  whether the copies ended because the run stops, to be resumed another time
+    """
+
+    def __init__(self, store: Store, name: str, launch: Launch, job: Job | None, kept: KeptFiles, care: Care) -> None:
+        """`job` is the one that goes on; without one the copies make it."""
+        self.stopped = False
+        self._store, self._name, self._id = store, name, job.id if job else fresh_id()
+        self._launch, self._kept, self._care = launch, kept, care
         self._shown = 0  # the version whose figures were shown
 
     @contextmanager
-    def evaluated(
-        self, evaluation: EvaluatorOptions, command: Sequence[str], workers: int, settings: Mapping[str, Any]
-    ) -> Iterator[EvaluatorProcess | None]:
+    def evaluated(self, evaluation: EvaluatorOptions, command: Sequence[str]) -> Iterator[EvaluatorProcess | None]:
         """Evaluate the versions of the job that is trained inside the block, if that is wanted."""
         if evaluation.orders is None:
             yield None
             return
-        supervisor = Supervisor(self._store, self._launched_by, self._find)
-        environment = launch.of_evaluator(evaluation.orders, workers, self._name, self._id, settings)
+        launch = self._launch
+        supervisor = Supervisor(self._store, launch.launched_by, self._find, self._care)
+        environment = launch_variables.of_evaluator(
+            evaluation.orders, launch.workers, self._name, self._id, launch.given
+        )
         with EvaluatorProcess(supervisor, evaluation, command, environment) as evaluator:
             yield evaluator
 
     def train(
-        self,
-        command: Sequence[str],
-        workers: int,
-        settings: Mapping[str, Any],
-        aggregators: int,
-        evaluator: EvaluatorProcess | None,
+        self, command: Sequence[str], aggregators: int, stop: Stop, evaluator: EvaluatorProcess | None
     ) -> tuple[Job | None, list[Child]]:
         """Run the copies until they have ended; the job waits for `workers` of them. Return the job that they made, if
         any, and the copies."""
-        supervisor = self._supervisor
+        launch = self._launch
+        supervisor = Supervisor(self._store, launch.launched_by, self._find, self._care)
         try:
             serving = aggregate(supervisor, self._name, aggregators, self._kept.aggregator_options())
             copies = []
-            for rank in range(self._most):
+            for rank in range(launch.most):
                 # Otherwise Python keeps its output in a buffer, because stdout is a pipe.
                 environment = {"PYTHONUNBUFFERED": "1"}
-                environment |= launch.of_copy(rank, workers, self._name, self._id, settings)
+                environment |= launch_variables.of_copy(rank, launch.workers, self._name, self._id, launch.given)
                 copies.append(supervisor.run(f"w{rank}", command, environment))
-            job = self._job_made(copies)
-            if job:
-                with self._kept.logging_to(job, self._quiet):
-                    with Display(job, {}, self._quiet) as display:
-                        scaled = Copies(supervisor, copies, workers)
-                        follow(supervisor, job, serving, scaled, display, lambda state: self._show_figures(job, state))
-                    if evaluator and job.state().finished(job.config):
-                        evaluator.await_last(self._quiet)
-                finish(supervisor, job, serving)
-                self._show_figures(job, job.state())
+            job = self._job_made(supervisor, copies, stop)
+            if job is None:
+                self.stopped = stop.asked
+                return None, copies
+            quiet = launch.quiet
+            with self._kept.logging_to(job, quiet):
+                with Display(job, {}, quiet) as display:
+                    scaled = Copies(supervisor, copies, launch.workers, stop)
+                    follow(supervisor, job, serving, scaled, display, lambda state: self._show_figures(job, state))
+                if job.state().finished(job.config):
+                    if evaluator:
+                        evaluator.await_last(quiet)
+                elif stop.asked or any(copy.suspended for copy in copies):
+                    self.stopped = True
+                    keep(job, self._kept, quiet)
+            finish(supervisor, job, serving)
+            self._show_figures(job, job.state())
             return job, copies
         finally:
             supervisor.end()
             relay(supervisor.new_lines())
 
-    def _job_made(self, copies: Sequence[Child]) -> Job | None:
-        """Return the job once the first copy has made it, or None if no copy can make it any more."""
-        supervisor = self._supervisor
+    @staticmethod
+    def _job_made(supervisor: Supervisor, copies: Sequence[Child], stop: Stop) -> Job | None:
+        """Return the job once the first copy has made it, or None if no copy can make it any more, or none is to."""
         while True:
-            failed = any(copy.failed for copy in copies)
+            failed = any(copy.failed and copy.done for copy in copies)
             over = failed or copies[0].done
             if over and not failed:  # the other copies wait for the job, or are about to end too
                 supervisor.await_end([copy.name for copy in copies], _LAST_S)
             job = supervisor.job  # looked up after the ends: a copy that ended may have made it
-            if job or over:
+            if job or over or stop.asked:
                 return job
             supervisor.watch(POLL_S)
             # A short run may be over at the first look at it, and its figures come before its last lines.
@@ -198,6 +223,6 @@ class _Run:
 
     def _show_figures(self, job: Job, state: State) -> None:
         """Print a version's figures once, as soon as the job is finished: the script's last lines then come later."""
-        if state.version != self._shown and not self._quiet:
+        if state.version != self._shown and not self._launch.quiet:
             self._shown = state.version
             say(str(Figures.of(job, state)))

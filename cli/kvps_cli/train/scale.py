@@ -16,8 +16,10 @@ from kvps.job import Job
 from kvps.machine.launcher import Launcher
 from kvps.parsing import whole
 from kvps_cli import connect, options
+from kvps_cli.child import Child
 from kvps_cli.output import say
-from kvps_cli.supervise import Child, Supervisor
+from kvps_cli.supervise import Supervisor
+from kvps_cli.train.stop import Stop
 
 _KEPT_MS = 10_000  # how long a number stays when nobody reads it any more
 _NUMBER = "the number of workers to keep"
@@ -29,14 +31,30 @@ class Copies:
     all   the processes, by the ranks of their workers, also those that have ended or were asked to leave
     """
 
-    def __init__(self, supervisor: Supervisor, all: Sequence[Child], least: int) -> None:
+    def __init__(self, supervisor: Supervisor, all: Sequence[Child], least: int, stop: Stop | None = None) -> None:
         self.all = all
+        self._stop = stop
         self._supervisor = supervisor
         self._least = least
         self._wanted = len(all)
 
-    def follow_scale(self, job: Job) -> None:
-        """Start copies or ask some to leave if `kvps scale` was called since the last call."""
+    @property
+    def stopping(self) -> bool:
+        """Whether all copies are to end, to be resumed another time."""
+        return self._stop is not None and self._stop.asked
+
+    def over(self, job: Job) -> bool:
+        """Return whether all copies have ended, and all that can be committed of what they pushed is."""
+        if not all(child.done for child in self.all):
+            return False
+        state = job.state()
+        return self._stop.over(state) if self._stop else state.settled
+
+    def follow(self, job: Job) -> None:
+        """Start copies or ask some to leave if `kvps scale` was called since the last call, or all if SIGTERM came."""
+        if self._stop and self._stop.asked:
+            self._stop.tell(self._supervisor, job)
+            return
         if self._least == len(self.all):
             return
         client, key = job.access.client, job.access.keys.copies

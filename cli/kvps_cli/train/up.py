@@ -26,11 +26,12 @@ from kvps.protocol.keys import check_new_name
 from kvps.server import private_server
 from kvps.store import Store
 from kvps_cli import connect, options
+from kvps_cli.child import Child
 from kvps_cli.long_work import LongWork
 from kvps_cli.new_job import create_job, parameters_of
 from kvps_cli.output import log_options, loss_text, say, start_log
 from kvps_cli.prove.fault_injection import FaultInjection, replayed
-from kvps_cli.supervise import Child, Supervisor
+from kvps_cli.supervise import Care, Supervisor
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.progress import Display, Figures, aggregate, aggregators_option, check_trained, finish, follow
 from kvps_cli.train.scale import Copies
@@ -98,7 +99,9 @@ def up(
         trial = FaultInjection(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
         arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
-        supervisor = Supervisor(store, launched_by, lambda: created, not trial, log_options(quiet, verbose))
+        supervisor = Supervisor(
+            store, launched_by, lambda: created, Care(not trial, options=tuple(log_options(quiet, verbose)))
+        )
         display = Display(created, rounds, quiet)
         with kept.logging_to(created, quiet, holds_newest=True) as rows:
             workers = _train(supervisor, created, display, arguments, aggregators or (2 if trial else 1), kept, trial)

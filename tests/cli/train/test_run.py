@@ -207,6 +207,90 @@ def test_a_copy_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("kvps: error: job train: w1 failed; the others went on")
 
 
+FAILING = """
+import os, sys, time
+from pathlib import Path
+
+import kvps
+from helpers.harness import gradient, model
+
+with kvps.from_env() as worker:
+    if worker.rank == 1 and not Path("began").exists():
+        Path("began").touch()
+        sys.exit(4)
+    job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+    with job.join(worker.id) as session:
+        while session.clock < 20:
+            params = session.pull()
+            if worker.rank == 1 and session.clock == 5 and len(list(Path().glob("failed-*"))) < 2:
+                Path(f"failed-{os.getpid()}").touch()
+                raise RuntimeError("unlucky")
+            session.push(gradient(params, session.rank, session.clock))
+    if worker.rank == 1 and "late" in sys.argv:
+        sys.exit(5)
+"""
+
+
+def test_copies_that_end_with_an_error_of_their_own_are_started_again_so_many_times(
+    lasting: kvps.Store, here: Path
+) -> None:
+    """Before it has joined, in the middle of its rounds, but not after the last one, as after a kill."""
+    (here / "failing.py").write_text(FAILING)
+    words = ["-w", "2", "--", sys.executable, "failing.py"]
+    done = kvps_run("run", "--max-restarts", "3", "--min-workers", "2", *words)
+    assert done.returncode == 0, done.stderr
+    again = re.findall(r"^w1 \(process \d+\) ended with code (\d): .*again as process \d+ \((.*)\)$", done.stderr, re.M)
+    assert again == [("4", "restart 1 of 3"), ("1", "restart 2 of 3"), ("1", "restart 3 of 3")]
+    assert lasting.job("failing").clock() == {"w0": 20, "w1": 20}
+    for name, array in plain_loop(model(), 2, 20, 0.05).items():
+        assert lasting.job("failing").snapshot()[1][name].tobytes() == array.tobytes()
+
+    for path in here.glob("failed-*"):
+        path.unlink()
+    done = kvps_run("run", "--max-restarts", "1", *words)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: job failing-2: w1 failed; the others went on")
+    done = kvps_run("run", "--max-restarts", "9", *words, "late")
+    assert (done.returncode, "started again" in done.stderr) == (1, False)
+
+
+STUBBORN = """
+import signal, time, kvps
+from helpers.harness import model
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with kvps.from_env() as worker:
+    job = worker.create_job(model())
+    with job.join(worker.id):
+        print("joined", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_a_copy_that_does_not_end_is_killed_after_the_grace_and_named(home: Path, here: Path, start: Any) -> None:
+    (here / "stubborn.py").write_text(STUBBORN)
+    running = start("run", "-w", "1", "--stop-grace", "0.5", "--", sys.executable, "stubborn.py")
+    running.until("joined")
+    running.process.send_signal(signal.SIGINT)
+    rest = running.output(128 + signal.SIGINT)
+    assert re.search(r"^w0 \(process \d+\) did not end within 0.5 s and was killed \(SIGKILL\)$", rest, re.M)
+
+
+def test_a_single_copy_computes_with_all_threads_and_is_told_if_that_decides_the_bits(
+    home: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    (here / "units.py").write_text(
+        "import kvps; from helpers.harness import model\n"
+        "with kvps.from_env() as worker: worker.create_job(model(), units=8, units_per_round=4)\n"
+    )
+    for workers, threads in (("1", "their"), ("2", "1")):
+        done = kvps_run("run", "-w", workers, "--", "sh", "-c", "echo threads ${OMP_NUM_THREADS:-their}")
+        assert {line.split()[-1] for line in done.stdout.splitlines()} == {threads}, done.stderr
+        done = kvps_run("run", "-w", workers, "--", sys.executable, "units.py")
+        assert ("set OMP_NUM_THREADS=1" in done.stderr) == (threads == "their"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("command", "why"),
     [

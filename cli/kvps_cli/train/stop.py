@@ -1,0 +1,79 @@
+"""SIGTERM to `kvps run`: the copies end after the same round, a checkpoint is written, and the run may be resumed.
+
+Ctrl-C, and a second SIGTERM, end everything at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+
+from kvps.history import commit_log
+from kvps.history.checkpoint_directory import prune
+from kvps.job import Job
+from kvps.protocol.job_state import State
+from kvps_cli.long_work import LongWork
+from kvps_cli.supervise import Supervisor
+from kvps_cli.train.kept_files import KeptFiles
+
+_QUIET_S = 2.0  # after the end of all copies, the aggregator commits what it can commit in less
+
+
+class Stop:
+    """Hears SIGTERM inside the block, where `possible`; then has the copies of a job end.
+
+    asked  whether SIGTERM came
+    """
+
+    def __init__(self, possible: bool) -> None:
+        self.asked = False
+        self._possible = possible
+        self._told = False
+        self._before: signal._HANDLER = signal.SIG_DFL
+        self._quiet_since: tuple[int, float] | None = None  # the version, and since when it is the newest
+
+    def __enter__(self) -> Stop:
+        if self._possible:
+            self._before = signal.signal(signal.SIGTERM, self._hear)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._possible and not self.asked:
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        signal.signal(signal.SIGTERM, self._before)  # a second one ends everything at once
+
+    def tell(self, supervisor: Supervisor, job: Job) -> None:
+        """Tell the copies to end, once, if SIGTERM came."""
+        if self.asked and not self._told:
+            self._told = True
+            job.suspend("kvps run was sent SIGTERM")
+            supervisor.stop()
+
+    def over(self, state: State) -> bool:
+        """Return whether nothing more is committed, once all copies have ended. What others have pushed for the round
+        of a copy that was killed is not: they do that round again."""
+        if state.settled:
+            return True
+        if not self._told:
+            return False
+        if self._quiet_since is None or self._quiet_since[0] != state.version:
+            self._quiet_since = state.version, time.monotonic()
+        return time.monotonic() - self._quiet_since[1] > _QUIET_S
+
+
+def keep(job: Job, kept: KeptFiles, quiet: bool) -> None:
+    """Write a checkpoint of the newest version, and the log up to it, where a run keeps its files. Raises KvpsError."""
+    directory = kept.kept_log.directory
+    if directory is None:
+        return
+    state = job.state()
+    with LongWork(quiet) as work, work.stage(f"writing version {state.version}"):
+        checkpoint = job.checkpoint()
+        checkpoint.write(directory / checkpoint.filename)
+        commit_log.keep(job, directory, state, checkpoint.version)
+        if kept.saving:
+            prune(directory, checkpoint.job, checkpoint.id, checkpoint.version, kept.saving.keep)

@@ -1,0 +1,78 @@
+"""A directory of checkpoints: what is in it, the newest one of a job, and which of them are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kvps.errors import CorruptData, KvpsError
+from kvps.history.checkpoint import SUFFIX, Checkpoint
+
+
+class Newest(NamedTuple):
+    """The newest checkpoint of a job that can be read, and the names of the newer files that are damaged."""
+
+    path: Path
+    checkpoint: Checkpoint
+    damaged: list[str]
+
+
+def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
+    """Yield a directory's checkpoint files in the order of their names, each with its Checkpoint, None if damaged."""
+    for path in sorted(directory.glob(f"[!.]*{SUFFIX}")):
+        try:
+            yield path, Checkpoint.load(path)
+        except KvpsError:
+            yield path, None
+
+
+def newest(directory: Path, job: str) -> Newest | None:
+    """Return a job's newest checkpoint of those with the names that kvps gives; None if there is none.
+
+    Successive jobs of one name have ids of their own, and the job that wrote last is the newest. Its files follow each
+    other by version: their times say nothing of hosts whose clocks differ. Raises CorruptData if all are damaged.
+    """
+    name = _named(job)
+    of_id = dict[str, list[tuple[int, Path]]]()
+    for path in directory.glob(f"[!.]*{SUFFIX}"):
+        if (match := name.fullmatch(path.name)) and not match["dot"] and not match["nonce"]:
+            of_id.setdefault(match["id"], []).append((int(match["version"]), path))
+    if not of_id:
+        return None
+    damaged: list[str] = []
+    for files in sorted(of_id.values(), key=lambda files: max(path.stat().st_mtime_ns for _, path in files))[::-1]:
+        for _, path in sorted(files, reverse=True):
+            try:
+                return Newest(path, Checkpoint.load(path), damaged)
+            except CorruptData:
+                damaged.append(path.name)
+    raise CorruptData(
+        f"every checkpoint of job {job!r} in {directory} is damaged or cut short ({', '.join(damaged)}): remove "
+        f"them to begin anew"
+    )
+
+
+def passed_over(found: Newest) -> str:
+    """Return the line about newer files that are damaged."""
+    return f"passed over, damaged or cut short: {', '.join(found.damaged)}"
+
+
+def prune(directory: Path, job: str, id: str, version: int, keep: int) -> None:
+    """Delete all but a job's last `keep` files, and what its killed writers left of versions before `version`."""
+    name = _named(job, id)
+    files = [(path, match) for path in sorted(directory.iterdir()) if (match := name.fullmatch(path.name))]
+    whole = [path for path, match in files if not match["dot"] and not match["nonce"]]
+    aside = [path for path, match in files if match["dot"] and match["nonce"] and int(match["version"]) < version]
+    for path in [*whole[:-keep], *aside]:
+        path.unlink(missing_ok=True)
+
+
+def _named(job: str, id: str = "") -> re.Pattern[str]:
+    """Return the pattern of the names of a job's files, also of those that are being written."""
+    of = re.escape(id) or "[0-9a-f]{8}"
+    return re.compile(
+        rf"(?P<dot>\.?){re.escape(job)}\.(?P<id>{of})-(?P<version>[0-9]{{8,16}}){re.escape(SUFFIX)}(?P<nonce>\.\w+)?",
+        re.ASCII,
+    )
