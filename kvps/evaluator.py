@@ -18,7 +18,7 @@ from kvps.history.best import Best
 from kvps.history.evaluations import Evaluation, Wanted
 from kvps.job import Job
 from kvps.machine import launcher
-from kvps.parsing import Fields
+from kvps.parsing import JOB_ID, Fields
 
 Evaluate = Callable[[dict[str, Array]], Mapping[str, Any]]
 
@@ -53,6 +53,10 @@ class Evaluator:
         self._best: Best | None = None
         if orders.keep_best:
             self._best = Best(Path(orders.directory), Wanted.parse(orders.keep_best), job.name, job.id)
+            page = job.page("0-0")
+            if page and page[0][1].get("kind") == "restore":
+                origin = Fields(page[0][1], "the log's first entry")
+                self._best.inherit(origin.name("job"), origin.matching("id", *JOB_ID), origin.whole("version"))
 
     def versions(self) -> Iterator[tuple[int, dict[str, Array]]]:
         """Yield what `Job.versions` does, after the last version that was evaluated."""

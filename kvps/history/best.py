@@ -8,6 +8,9 @@ own, so that no command takes it for one.
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from kvps.arrays.layout import Array
 from kvps.errors import CorruptData, KvpsError, UsageError
 from kvps.history.checkpoint import SUFFIX, write_tensors
 from kvps.history.evaluations import Evaluation, Wanted, figures_json
-from kvps.machine.files import make_directory
+from kvps.machine.files import make_directory, private
 from kvps.parsing import Fields, file_name
 
 FOLDER = "best"
@@ -36,6 +39,23 @@ class Best:
         self.path = best_file(directory, job, id)
         self.evaluation = best_of(self.path)
         self._wanted, self._job, self._id = wanted, job, id
+
+    def inherit(self, job: str, id: str, version: int) -> None:
+        """Go on from the best version of the job from whose checkpoint of `version` this one was restored, unless this
+        one has its own or that one was made later. Raises UsageError, KvpsError."""
+        origin = best_file(self.path.parent.parent, job, id)
+        if self.evaluation or not (before := best_of(origin)) or before.version > version:
+            return
+        aside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        try:
+            with origin.open("rb") as source, open(aside, "xb", opener=private) as copy:
+                shutil.copyfileobj(source, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
+            aside.replace(self.path)
+        except OSError as error:
+            raise KvpsError(f"could not copy {origin} to {self.path}: {error.strerror}") from None
+        self.evaluation = before
 
     def offer(self, evaluation: Evaluation, weights: Mapping[str, Array]) -> bool:
         """Write these weights if they are the best so far; return whether they are. Of equals the first one stays.

@@ -200,6 +200,39 @@ def test_the_best_version_is_kept_and_loads_anywhere(store: Store, tmp_path: Pat
         best_of(path)
 
 
+def version_in(path: Path) -> int | None:
+    best = best_of(path)
+    return best and best.version
+
+
+def test_a_restored_job_goes_on_from_the_best_version_up_to_its_checkpoint(store: Store, tmp_path: Path) -> None:
+    """Here version 1. Another run's best, version 3, was made behind the checkpoint, and is not its own."""
+    job = store.create_job("j", model(), optimizer=kvps.SGD(lr=0.05))
+    orders = Orders(1, "loss", str(tmp_path))
+    with aggregating(job), job.join("w0") as session:
+        evaluator = Evaluator(job, orders)
+        versions = evaluator.versions()
+        for loss in (0.25, 0.5):
+            push(job, session, 1)
+            evaluator.report(next(versions)[0], {"loss": loss})
+        checkpoint = job.checkpoint()
+        best = best_file(tmp_path, "j", job.id)
+        for name, expected in (("again", 1), ("later", None)):
+            restored = store.restore_job(checkpoint, name)
+            other = Evaluator(restored, orders)
+            path = best_file(tmp_path, name, restored.id)
+            assert version_in(path) == expected
+            if expected:
+                assert path.read_bytes() == best.read_bytes()
+                with aggregating(restored), restored.join("w0") as again:
+                    push(restored, again, 1)
+                    other.report(next(other.versions())[0], {"loss": 0.375})
+                assert version_in(path) == 1
+            push(job, session, 1)
+            evaluator.report(next(versions)[0], {"loss": 0.125})
+    assert not list(best.parent.glob(".*")), "nothing is left beside them"
+
+
 @pytest.mark.parametrize(("text", "more"), [("loss", False), ("loss:min", False), ("accuracy:max", True)])
 def test_which_figure_says_what_is_best(text: str, more: bool) -> None:
     wanted = Wanted.parse(text)

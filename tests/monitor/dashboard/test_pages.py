@@ -119,6 +119,9 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
             for each in workers.values():
                 assert each.wait() == 0
         text_is(page, ".heading .pill", "finished")
+        job.report(3, {"loss": 0.25, "far": float("inf")}, by="me")
+        page.get_by_text("evaluation of version 3: loss 0.25, far inf, by me", exact=True).wait_for()
+        page.locator(".event.evaluate", has_text="version 3: loss 0.25, far not finite, by me").wait_for()
         k = job.access.keys
         tile(page, "Version", raw.hget(k.version, "version").decode())
         tile(page, "Backlog", str(raw.xlen(k.inbox)))
