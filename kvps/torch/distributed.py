@@ -28,9 +28,9 @@ from kvps.config import JobSettings
 from kvps.errors import InvalidSetting, KvpsError
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
-from kvps.optim.schedules import Schedule
-from kvps.torch.model import parameters, trained
+from kvps.torch.model import parameters
 from kvps.torch.optimizer import optimizer as translated
+from kvps.torch.rates import Rates
 from kvps.torch.session import TorchSession, join
 
 log = logging.getLogger("kvps.session")
@@ -108,7 +108,7 @@ class Optimizer(torch.optim.Optimizer):
         try:
             super().__init__(optimizer.param_groups, dict(optimizer.defaults))
             self._steps_before = 0
-            self._rates = _Rates(self, model, scheduler)
+            self._rates = Rates(self, self.job, self.worker, model, scheduler)
             self._pull()
         except BaseException:
             self.close(finished=False)
@@ -138,10 +138,11 @@ class Optimizer(torch.optim.Optimizer):
 
         `closure` computes the gradients and returns the loss, which is returned. In a job that hands out units, the
         next weights come with the next unit, as from `worker.batches`. `loss` and `weight` are as for
-        `TorchSession.step`. Raises InvalidSetting for a learning rate that somebody has set in `param_groups`, and what
-        `TorchSession.step` and `pull` raise.
+        `TorchSession.step`. A learning rate that somebody has put into `param_groups` becomes the job's, see
+        `Job.set_lr`, if the worker is of rank 0; with others it has no effect. Raises InvalidSetting for rates in
+        another proportion, and what `TorchSession.step` and `pull` raise.
         """
-        self._rates.check()
+        self._rates.take()
         result = None
         if closure is not None:
             with torch.enable_grad():
@@ -279,44 +280,3 @@ def _checked(job: Job, rule: optim.Optimizer, settings: dict[str, Any]) -> Job:
             f"the scheduler, with which the job was made"
         )
     return job
-
-
-class _Rates:
-    """The learning rates in an optimizer's `param_groups`: those of the last step of the job that this worker saw, as
-    PyTorch has them there after a step. `scheduler` may write there, because the job's schedule is its own."""
-
-    def __init__(self, optimizer: Optimizer, model: torch.nn.Module, scheduler: LRScheduler | None) -> None:
-        names = {id(p): name for name, p in trained(model).items()}
-        rules = dict(zip(names.values(), optimizer.job.config.optimizer.of_each(list(names.values())), strict=True))
-        self._optimizer, self._scheduler = optimizer, scheduler
-        of_groups = [[rules[names[id(p)]] for p in g["params"] if id(p) in names] for g in optimizer.param_groups]
-        self._rules = [(number, group[0]) for number, group in enumerate(of_groups) if group]
-        self._scheduled = any(isinstance(rule.lr, Schedule) for _, rule in self._rules)
-        self._progress = self._now()
-        self._shown: dict[int, float] = {}
-        self.show()
-
-    def _now(self) -> float:
-        """Return how far the job's schedules have come."""
-        if not self._scheduled:
-            return 0.0
-        job, version = self._optimizer.job, self._optimizer.worker.session.version
-        return job.config.progress(version, sum(job.clock().values()))
-
-    def show(self) -> None:
-        """Put the rates of the step that the job has just taken into the groups."""
-        for group, rule in self._rules:
-            self._shown[group] = rule.lr_at(self._progress)
-            self._optimizer.param_groups[group]["lr"] = self._shown[group]
-        self._progress = self._now()
-
-    def check(self) -> None:
-        """Raise InvalidSetting for a rate that somebody else has put there."""
-        of_scheduler = [float(rate) for rate in self._scheduler.get_last_lr()] if self._scheduler else None
-        for group, shown in self._shown.items():
-            rate = float(self._optimizer.param_groups[group]["lr"])
-            if rate != shown and not (of_scheduler and rate == of_scheduler[group]):
-                raise InvalidSetting(
-                    f"the learning rate was set to {rate:g}, and the aggregator steps with {shown:g}: give the "
-                    f"scheduler too, made for the optimizer of PyTorch, as Optimizer(optimizer, model, scheduler)"
-                )

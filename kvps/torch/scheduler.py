@@ -62,7 +62,7 @@ def _check(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRScheduler
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
         raise InvalidSetting(
             "ReduceLROnPlateau depends on a loss, which no two workers have alike, and a job's schedule on its step "
-            "alone: use a schedule of steps"
+            "alone: make it for the kvps.torch.Optimizer, or use a schedule of steps"
         )
     if type(every) is not int or every < 1:
         raise InvalidSetting(f"every must be a whole number of rounds from 1, not {every!r}")
@@ -104,14 +104,14 @@ def _tables(optimizer: torch.optim.Optimizer, scheduler: lr_scheduler.LRSchedule
 def _evaluated(groups: list[dict[str, Any]], scheduler: lr_scheduler.LRScheduler, steps: int) -> list[list[float]]:
     """Return the learning rates of each group while the scheduler steps. Raises InvalidSetting if it changes more."""
     tables: list[list[float]] = [[] for _ in groups]
-    before = list(map(_constant, groups))
+    before = list(map(constant, groups))
     for step in range(steps):
         if step:
             scheduler.step()
-        for table, group, constant in zip(tables, groups, before, strict=True):
+        for table, group, first in zip(tables, groups, before, strict=True):
             table.append(float(number(group["lr"])))
-            for name, value in _constant(group).items():
-                if value != constant.get(name):
+            for name, value in constant(group).items():
+                if value != first.get(name):
                     raise InvalidSetting(
                         f"{type(scheduler).__name__} changes {name} too, and a job's schedule changes the learning "
                         f"rate alone: give it cycle_momentum=False"
@@ -119,7 +119,7 @@ def _evaluated(groups: list[dict[str, Any]], scheduler: lr_scheduler.LRScheduler
     return tables
 
 
-def _constant(group: dict[str, Any]) -> dict[str, Any]:
+def constant(group: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group that a schedule must leave as they are."""
     return {name: number(value) for name, value in group.items() if name != "params" and name not in OF_SCHEDULERS}
 

@@ -219,18 +219,55 @@ def test_a_schedule_is_the_jobs_and_is_shown_in_the_groups(alone: Any, kind: Any
     assert_close(*ends)
 
 
-def test_a_rate_that_nobody_would_use_is_refused(alone: Any) -> None:
+def test_a_scheduler_around_it_sets_the_jobs_rate(store: Store) -> None:
+    """That of rank 0 does, in BSP with the version that its next gradient is for."""
+    job = create(store, lambda params: torch.optim.SGD(params, lr=0.1))
+    rates: dict[int, list[float]] = {}
+
+    def run(number: int) -> None:
+        model = net()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        with kvps.torch.Optimizer(sgd, model, job=job, worker=f"w{number}") as optimizer:
+            scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+            plateau = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.1)
+            rates[number] = []
+            for round_ in range(4):
+                optimizer.zero_grad()
+                backward(model, number, round_)
+                optimizer.step()
+                rates[number].append(optimizer.param_groups[0]["lr"])
+                if round_ < 2:
+                    scheduler.step()
+                elif optimizer.rank == 0:
+                    plateau.step(1.0)  # the second one is no better
+
+    run_workers(job, partial(run, 0), partial(run, 1))
+    assert [commit.plan.lr for commit in job.log()] == [None, 0.05, 0.1 / 3, 0.1 / 3]
+    assert rates[0] == [0.1, 0.05, 0.1 / 3, 0.1 / 3]
+    assert job.lr() == 0.1 / 3
+
+
+def test_groups_keep_the_proportion_of_their_rates(alone: Any) -> None:
     model = net()
-    optimizer = alone(OPTIMIZERS["adam"](model.parameters()), model)
-    lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)  # it changes nothing
+    groups = [{"params": [model[0].weight]}, {"params": [*model[1:].parameters()], "lr": 0.02}]
+    optimizer = alone(torch.optim.SGD(groups, lr=0.01), model)
+    for group in optimizer.param_groups:
+        group["lr"] /= 10
     plain(optimizer, model, 0)
-    lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
-    backward(model, 0, 1)
-    with pytest.raises(kvps.InvalidSetting, match=r"set to 0.005, and the aggregator steps with 0.01: give the sched"):
-        optimizer.step()
-    optimizer.param_groups[0]["lr"] = 0.01
-    optimizer.step()
-    assert optimizer.steps == 2
+    assert optimizer.job.lr() == 0.001
+    assert [group["lr"] for group in optimizer.param_groups] == [0.001, 0.002]
+    optimizer.param_groups[1]["lr"] = 0.01
+    with pytest.raises(kvps.InvalidSetting, match=r"were set to 0.001, 0.01, and a job keeps their proportion"):
+        plain(optimizer, model, 1)
+    assert optimizer.steps == 1
+    optimizer.param_groups[1]["momentum"] = 0.5
+    with pytest.raises(kvps.InvalidSetting, match=r"momentum was set to 0.5, and a job changes its learning"):
+        plain(optimizer, model, 1)
+    optimizer.param_groups[1]["momentum"] = 0
+    optimizer.job.set_lr(0.5)  # as somebody else may
+    optimizer.param_groups[1]["lr"] = 0.002
+    plain(optimizer, model, 1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 1.0]
 
 
 # -- what is refused, saved and left -------------------------------------------------------------------------------
