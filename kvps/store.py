@@ -458,9 +458,7 @@ def _decided(config: JobConfig, values: Mapping[str, Any]) -> JobConfig:
     """Return the settings with a decision in place of what is to become of parameters without a gradient."""
     if config.missing != AUTO:
         return config
-    if any(map(of_pytorch, values.values())) and not format_of(config.gradient_format).lossy:
-        return replace(config, missing="skip")
-    return replace(config, missing="zeros")
+    return replace(config, missing="skip" if any(map(of_pytorch, values.values())) else "zeros")
 
 
 def _not_finite(p: Parameter) -> str:

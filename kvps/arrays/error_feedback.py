@@ -36,6 +36,7 @@ class Residual:
         self._values = values
         self._next: Array = np.empty_like(values)
         self._encoded: dict[int, int] = {}  # where encoded chunks begin and end
+        self._held: Sequence[tuple[int, int]] = ()
         self._scratch: Array = np.empty(min(values.size, CHUNK_ITEMS), np.float32)
 
     @property
@@ -46,6 +47,15 @@ class Residual:
     def begin(self) -> None:
         """Begin a contribution: forget what was encoded and not kept."""
         self._encoded.clear()
+        self._held = ()
+
+    def hold(self, stretches: Sequence[tuple[int, int]]) -> None:
+        """Leave items out of this contribution, from the first to the last but one of each stretch: they are encoded as
+        zeros, and keep their residual for one that has a gradient of them."""
+        self._held = stretches
+
+    def _held_in(self, start: int, stop: int) -> list[slice]:
+        return [slice(max(low, start), min(high, stop)) for low, high in self._held if low < stop and start < high]
 
     def encode(self, chunks: Parts) -> Iterator[Bytes]:
         """Yield the bytes of each chunk. What they leave out counts only after `keep`; until then, encoding them again
@@ -63,11 +73,16 @@ class Residual:
                 np.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
                 stop += piece.size
         self._encoded[start] = stop
+        held = self._held_in(start, stop)
+        for items in held:
+            self._next[items] = 0
         values = self._next[start:stop]
         if not finite(values):  # else an infinite residual would stay so for ever
             np.clip(values, -_MOST, _MOST, out=values)
         data = encoded(self._format, values)
         leave_out(self._format, values, data, self._scratch[: values.size])
+        for items in held:
+            self._next[items] = self._values[items]
         return data
 
     def keep(self) -> None:
@@ -90,6 +105,7 @@ class DeviceResidual(Residual):
         self.home = home
         self._format = format
         self._encoded = {}
+        self._held = ()
         self._stream = home.stream()
         # Allocated on this stream, so that CuPy reuses the memory for nothing else while the stream computes there.
         with home.computing_on(self._stream):
@@ -123,8 +139,13 @@ class DeviceResidual(Residual):
             xp.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
             stop += piece.size
         self._encoded[start] = stop
+        held = self._held_in(start, stop)
+        for items in held:
+            self._next[items].fill(0)
         values = self._next[start:stop]
         xp.clip(values, -_MOST, _MOST, out=values)
         data, decoded = self._format.encode_with(xp, values)
         xp.subtract(values, decoded, out=values)
+        for items in held:
+            xp.copyto(self._next[items], self._values[items])
         return self._staging.bring(data, self._places[start])

@@ -26,7 +26,6 @@ def check(s: UncheckedConfig) -> None:
     _check_fragments(s)
     _check_compensation(s)
     _check_shared_memory(s)
-    _check_missing(s)
 
 
 def _check_numbers(s: UncheckedConfig) -> None:
@@ -192,15 +191,6 @@ def _check_shared_memory(s: UncheckedConfig) -> None:
         raise InvalidSetting(
             "transport shm is for shards=1 and weight_format='fp32', because other values gain nothing on one "
             "host: set these, or choose 'redis'"
-        )
-
-
-def _check_missing(s: UncheckedConfig) -> None:
-    """Raise InvalidSetting where a worker's residual would be lost with a gradient that no version takes."""
-    if s.skips_missing and format_of(s.gradient_format).lossy:
-        raise InvalidSetting(
-            f"gradient_format {s.gradient_format} adds to a gradient what it left out of earlier ones, and with "
-            f"missing skip there may be none to add it to: choose fp32, or missing zeros"
         )
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from kvps.arrays.error_feedback import DeviceResidual, Residual
 from kvps.arrays.formats import chunk_sizes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array
+from kvps.arrays.number_ranges import numbers_in
 from kvps.arrays.runs import Runs
 from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Cuda, Device, Flat, PinnedStaging, device_of, on_device
@@ -120,6 +121,13 @@ class Encoder:
             self._membership.round_state()
             worker = self._membership.worker
             raise CorruptData(f"the {what} that {worker!r} stored when it left is not there: {gone}") from None
+
+    def hold(self, lacks: str) -> None:
+        """Have parameters keep what the format has left out of them, because this contribution `lacks` a gradient of
+        them."""
+        if self.residual and lacks:
+            lacking = (self._layout.parameters[number] for number in sorted(numbers_in(lacks)))
+            self.residual.hold([(p.start, p.stop) for p in lacking])
 
     def keep(self) -> None:
         """Note that the last encoded contribution was accepted: what it left out goes into the next one."""

@@ -145,6 +145,7 @@ class Push:
             for gradient in gradients:
                 counts &= checks_while_sending or self._is_finite(gradient)
         upload = self._opened(counts, checks_while_sending, buffers, header.part)
+        self._encoder.hold(header.lacks)
         before, self.state = self.state, PushState.SENDING
         try:
             if counts:

@@ -53,8 +53,20 @@ def test_a_name_that_is_left_out_is_refused_elsewhere(store: Store) -> None:
             with pytest.raises(kvps.LayoutMismatch, match=f"gradients do not fit the job: {said}"):
                 session.push(grads)
         session.leave(finished=False)
-    with pytest.raises(kvps.InvalidSetting, match="gradient_format int8 adds to a gradient what it left out"):
-        store.create_job("lossy", PARAMS, missing="skip", gradient_format="int8")
+
+
+def test_what_a_format_left_out_waits_for_a_gradient(store: Store, tmp_path: Path) -> None:
+    """Of `b`, topk sends nothing with the first gradient. The second one has none of it, so nothing of `b` is sent,
+    though it is the largest by far, and the third one brings both."""
+    params = {"a": np.zeros(1, np.float32), "b": np.zeros(1, np.float32)}
+    job = store.create_job("job", params, missing="skip", optimizer=SGD(lr=1.0), gradient_format="topk:0.5")
+    with aggregating(job, record=tmp_path), job.join("w0") as session:
+        for version, grads in enumerate(({"a": 3.0, "b": 2.0}, {"a": 1.0}, {"a": 0.5, "b": 1.0}), 1):
+            session.pull()
+            session.push({name: np.full(1, value, np.float32) for name, value in grads.items()})
+            await_version(job, version)
+    assert {name: array.tolist() for name, array in job.snapshot()[1].items()} == {"a": [-4.0], "b": [-3.0]}
+    assert proved(job, tmp_path).replayed == 3
 
 
 @pytest.mark.parametrize("lacks", ["3", "0-2", "1,0", "2-1"])
