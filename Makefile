@@ -23,7 +23,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .stamps/demo ## Train the digits on this machine, through a Valkey of its own
-	$(BIN)/kvps up digits
+	$(BIN)/kvps up digits --server-stays 0
 
 test: .stamps/dev $(TOO_OLD) check ## Check the code, and run the tests that every change should pass (3 minutes)
 	$(BIN)/$(PYTEST) -m "not slow"

@@ -75,19 +75,22 @@ def connect(
     data_dir: str | os.PathLike[str] | None = None,
     *,
     read_replicas: bool = False,
+    stays_s: float = 0.0,
 ) -> Store:
     """Return a store on the server at `url`, or for None on the user's own private server.
 
     The URL begins with redis, rediss or unix; or with redis+sentinel or rediss+sentinel, and then names Sentinels.
     The private server is started if it does not run. It ends when this process has ended or closed its stores, and no
     other process uses it. `listen` is HOST:PORT of a TCP port to open too, behind a password. The server keeps no data,
-    or with `data_dir` all but the last second in files there. With `read_replicas`, `Job.snapshot` reads arrays from
-    replicas of the server or the cluster where they have them. Raises NoServer, ServerUnfit, InvalidSetting.
+    or with `data_dir` all but the last second in files there. `stays_s` is for how many seconds a private server that
+    this starts stays after its last use, if `Store.keep_server` asks for that. With `read_replicas`, `Job.snapshot`
+    reads arrays from replicas of the server or the cluster where they have them. Raises NoServer, ServerUnfit,
+    InvalidSetting.
     """
     if url is None:
         if read_replicas:
             raise InvalidSetting("read_replicas is for a server with replicas: give its URL, or leave it out")
-        with private_server.ensured(listen, Path(data_dir) if data_dir else None) as server:
+        with private_server.ensured(listen, Path(data_dir) if data_dir else None, stays_s) as server:
             return Store(open_client(server.url, private_server.why_lost), server)
     if listen or data_dir:
         raise InvalidSetting(
@@ -102,14 +105,22 @@ def connect(
 
 
 class Store:
-    """The jobs of one server. May be used from several threads."""
+    """The jobs of one server. May be used from several threads.
+
+    A pickle of it holds the server's URL, with its password if that stands in the URL. Where it is unpickled it
+    connects anew, and does not end the server.
+    """
 
     def __init__(
         self, client: Client, server: private_server.Server | None = None, replicas: ReplicaReader | None = None
     ) -> None:
         self.client = client
         self._server = server
+        self._stays = False
         self._replicas = replicas
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.url, self._replicas is not None)
 
     @property
     def url(self) -> str:
@@ -132,9 +143,23 @@ class Store:
         return self._server is not None and not self._server.lasting
 
     @property
+    def stays_s(self) -> float:
+        """For how many seconds the private server stays after its last use; 0 if it ends at once, or not by itself."""
+        return self._server.stays_s if self._server else 0.0
+
+    @property
+    def keeps_data(self) -> bool:
+        """Whether this is a private server that keeps its data in files."""
+        return self._server is not None and self._server.keeps
+
+    def keep_server(self) -> None:
+        """Have `close` leave a private server that this process started running for `stays_s` after its last use."""
+        self._stays = self.stays_s > 0
+
+    @property
     def ends_server(self) -> bool:
-        """Whether `close` ends the server: this process started it, and only this store uses it."""
-        return self._is_last_here and not self._used_by_others
+        """Whether `close` ends the server: this process started it, only this store uses it, and nothing keeps it."""
+        return self._is_last_here and not self._stays and not self._used_by_others
 
     @property
     def hands_over_server(self) -> bool:
@@ -443,7 +468,7 @@ class Store:
             self._replicas.close()
         server, self._server = self._server, None
         if server:
-            server.leave()
+            server.leave(self._stays)
 
     def __enter__(self) -> Store:
         return self
@@ -459,6 +484,10 @@ def _decided(config: JobConfig, values: Mapping[str, Any]) -> JobConfig:
     if config.missing != AUTO:
         return config
     return replace(config, missing="skip" if any(map(of_pytorch, values.values())) else "zeros")
+
+
+def _reopened(url: str, read_replicas: bool) -> Store:
+    return connect(url, read_replicas=read_replicas)
 
 
 def _not_finite(p: Parameter) -> str:

@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     that a test ends by Ctrl-C would go on for ever.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["KVPS_SERVER_STAYS"] = "0"  # no test leaves a server behind; those of this behaviour ask for more
     if (server := config.getoption("server")) not in ("", CLUSTER):
         os.environ["KVPS_SERVER"] = program_of(server)
 

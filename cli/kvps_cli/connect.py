@@ -14,8 +14,8 @@ from kvps.job import Job, readable
 from kvps.protocol.job_state import State
 from kvps.server import private_server
 from kvps.store import Store
-from kvps_cli import options
-from kvps_cli.output import say
+from kvps_cli import finished_runs, options
+from kvps_cli.output import say, seconds_text
 
 _POLL_S = 0.3
 
@@ -28,6 +28,24 @@ class ServerOptions(options.SharedOptions):
     listen: options.Listen = None
     data_dir: options.DataDir = None
 
+    @property
+    def stays_s(self) -> float:
+        """For how many seconds a private server that the command starts stays after its last use."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class RunServerOptions(ServerOptions):
+    """The options of a command that makes a job and ends when it is trained."""
+
+    server_stays: options.ServerStays = None
+
+    @property
+    def stays_s(self) -> float:
+        # A command that comes later could not open a port, or use the directory, on a server that runs already.
+        unasked = 0.0 if self.listen or self.data_dir else options.SERVER_STAYS_S
+        return unasked if self.server_stays is None else self.server_stays
+
 
 @contextmanager
 def serving_store(server: ServerOptions, quiet: bool, joinable: bool = True) -> Iterator[Store]:
@@ -39,10 +57,11 @@ def serving_store(server: ServerOptions, quiet: bool, joinable: bool = True) -> 
     if redis and (listen or server.data_dir):
         option = "--listen" if listen else "--data-dir"
         raise InvalidSetting(f"{option} is for the private server: leave it out with --redis")
-    with kvps.connect(redis, listen, server.data_dir) as store:
+    with kvps.connect(redis, listen, server.data_dir, stays_s=server.stays_s) as store:
         if not quiet:
             private, option = ("", f" --redis {redacted(redis)}") if redis else ("private ", "")
-            end = " (ends when nobody uses it)" if store.ends_unused else ""
+            stays = f"{seconds_text(store.stays_s)} after its last use" if store.stays_s else "when nobody uses it"
+            end = f" (ends {stays})" if store.ends_unused else ""
             say(f"{private}server {store.server_name} at {redacted(store.url)}{end}")
             say(f"look inside: kvps cli{option}")
             if listen and joinable:
@@ -56,6 +75,8 @@ def serving_store(server: ServerOptions, quiet: bool, joinable: bool = True) -> 
             lost = True
             raise
         finally:
+            if server.stays_s and not lost and finished_runs.may_stay(store):
+                store.keep_server()
             if store.hands_over_server and not lost:  # this command started it, and others use it
                 with suppress(KvpsError):  # the server may have ended meanwhile
                     jobs = ", ".join(busy_jobs(store))
@@ -83,7 +104,7 @@ def existing_job(redis: str | None, name: str) -> Iterator[Job]:
 
 def existing_url(redis: str | None) -> str:
     """Return the URL that was given, or that of the private server. Raises NoServer if none runs."""
-    url = redis or private_server.running()
+    url = redis or private_server.found()
     if url is None:
         raise NoServer("no private server runs: start one with kvps up, kvps aggregator start or kvps server start")
     return url

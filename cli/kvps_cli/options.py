@@ -77,6 +77,22 @@ DataDir = Annotated[
     ),
 ]
 
+SERVER_STAYS_S = 600.0
+ServerStays = Annotated[
+    float | None,
+    typer.Option(
+        "--server-stays",
+        envvar="KVPS_SERVER_STAYS",
+        metavar="SECONDS",
+        min=0,
+        max=1e6,
+        help="For how long the private server stays after its last use, with the jobs of finished runs, so that you "
+        "can look at them. 0 ends it with the command.",
+        show_default=f"{SERVER_STAYS_S:g}, or 0 with --listen or --data-dir",
+        rich_help_panel=SERVER,
+    ),
+]
+
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
 Verbose = Annotated[
     int,

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvps.errors import InvalidSetting, printable
+from kvps.errors import InvalidSetting, counted, printable
 from kvps.machine import launcher
 from kvps.parsing import json_of
 
@@ -76,3 +76,11 @@ class _ToStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         say(self.format(record))
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time in words: 10 minutes, 1 minute, 90 seconds."""
+    minutes, rest = divmod(seconds, 60)
+    if minutes and not rest:
+        return counted(round(minutes), "minute")
+    return f"{seconds:g} second{'' if seconds == 1 else 's'}"

@@ -2,7 +2,8 @@
 
 It listens on a Unix socket in a directory of mode 0700, and on a TCP port only if asked to. The port needs a password,
 which is kept in a file of mode 0600 beside the socket and never in a command line. The server keeps nothing on disk. It
-ends when the process that started it has left and no other process uses it (see `watchdog`), unless `start` started it.
+ends when the process that started it has left and no other process uses it (see `watchdog`), or some time after that;
+unless `start` started it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from kvps.transport.shared_memory import folder_of, forget
 
 _REPLY_S = 2.0
 _NOTE, _LOCK = "url", "lock"  # files beside the socket
+_STAYS = "stays="
 _JOINING = "kvps"  # the user for TCP
 _LISTEN = "--listen wants HOST:PORT, as in 0.0.0.0:6400"
 _EVERYWHERE = {"0.0.0.0": socket.AF_INET, "*": socket.AF_INET, "::": socket.AF_INET6}  # hosts of --listen: their family
@@ -50,13 +52,15 @@ _EVERYWHERE = {"0.0.0.0": socket.AF_INET, "*": socket.AF_INET, "::": socket.AF_I
 class Server:
     """A private server. `guard` is the process that ends it when it is not used; None if it was running already.
 
-    `lasting` says that `start` started it, and `keeps` that it keeps its data.
+    `lasting` says that `start` started it, and `keeps` that it keeps its data. `stays_s` is for how many seconds it may
+    stay after its last use.
     """
 
     url: str
     guard: subprocess.Popen[bytes] | None = None
     lasting: bool = False
     keeps: bool = False
+    stays_s: float = 0.0
     users: int = 1  # in this process
     _starter: int = field(default_factory=os.getpid)
 
@@ -74,8 +78,9 @@ class Server:
             return self.started_here
         return any(name != client_name() and counts_as_user(name) for name in (client["name"] for client in clients))
 
-    def leave(self) -> None:
-        """Count one user in this process less. After the last, end the server, or leave it to other processes.
+    def leave(self, stays: bool = False) -> None:
+        """Count one user in this process less. After the last, end the server, or leave it to other processes, or with
+        `stays` to its guard for `stays_s`.
 
         A server that another process started is not ended.
         """
@@ -85,9 +90,9 @@ class Server:
         with ExitStack() as stack:
             with suppress(ServerUnfit, OSError):  # the directory is gone: no other process finds the server
                 stack.enter_context(alone())  # a process that was about to connect has; a later one starts anew
-            self.stop()
+            self.stop(stays)
 
-    def stop(self) -> None:
+    def stop(self, stays: bool = False) -> None:
         """Do what `leave` does, for a caller within `alone`. Does nothing in a fork."""
         if self._starter != os.getpid():
             return
@@ -95,7 +100,7 @@ class Server:
             self.users -= 1
             if self.users > 0 or not self.guard:
                 return
-            if self.started_here and self.used_by_others():
+            if self.started_here and (stays or self.used_by_others()):
                 _hand_over(self.guard)
             else:
                 _end(self.guard)
@@ -124,22 +129,30 @@ def running() -> str | None:
     return server.url if server else None
 
 
+def found() -> str | None:
+    """Return the URL of the user's private server, or None if it does not run. This counts as a use: one that is about
+    to end has ended, and one that stays does so for some time longer."""
+    with alone():
+        return running()
+
+
 @contextmanager
-def ensured(listen: str | None = None, data_dir: Path | None = None) -> Iterator[Server]:
+def ensured(listen: str | None = None, data_dir: Path | None = None, stays_s: float = 0.0) -> Iterator[Server]:
     """Yield the user's private server; start it if it does not run.
 
     Connect within the block: until it ends, no process checks whether the server is used. `listen` is HOST:PORT of a
-    TCP port to open too, `data_dir` is where the server keeps its data. Raises NoServer, ServerUnfit, InvalidSetting.
+    TCP port to open too, `data_dir` is where the server keeps its data, `stays_s` for how many seconds it stays after
+    its last use if it is left to do that. Raises NoServer, ServerUnfit, InvalidSetting.
     """
     with alone():
         with _counting:
             server = _found()
             if server is None:
-                server = _start(listen, data_dir, lasting=False)
+                server = _start(listen, data_dir, lasting=False, stays_s=stays_s)
                 _started[server.url] = server
             elif listen or data_dir:
                 raise NoServer(
-                    f"your private server runs already: end what started it (or kvps server stop) to use "
+                    f"your private server runs already: end what started it, or kvps server stop, to use "
                     f"{'--listen' if listen else '--data-dir'}"
                 )
             elif (ours := _started.get(server.url)) and ours.started_here:
@@ -217,7 +230,7 @@ def _joining_password(administrators: str) -> str:
     return hashlib.blake2s(administrators.encode(), person=b"join").hexdigest()
 
 
-def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
+def _start(listen: str | None, data_dir: Path | None, lasting: bool, stays_s: float = 0.0) -> Server:
     folder = runtime_dir()
     binary = server_program()
     url, log = f"unix://{quote(str(socket_path(folder)))}", folder / "redis.log"
@@ -246,7 +259,7 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
         settings[f"user {_JOINING}"] = f"{may} >{_joining_password(password)}"
         url += f"?password={password}"
     guard = [sys.executable, "-I", "-S", str(Path(__file__).with_name("watchdog.py")), binary]
-    guard += [str(socket_path(folder)), str(folder / _LOCK)]
+    guard += [str(socket_path(folder)), str(folder / _LOCK), f"{stays_s:g}"]
     # The shared memory of a server that keeps nothing is of no use without it: the guard deletes it.
     command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(url))])
     try:
@@ -254,13 +267,14 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool) -> Server:
     except OSError as error:
         raise NoServer(f"the private server could not be started: {error}") from None
     words = [word for word, holds in (("lasting", lasting), ("keeps", data_dir)) if holds]
+    words += [f"{_STAYS}{stays_s:g}"] if stays_s else []
     try:
         _until(lambda: _answers(url, loading=False), "it does not answer", child, log, LOAD_S if data_dir else START_S)
         _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
     except BaseException:
         _end(child)
         raise
-    return Server(url, None if lasting else child, lasting, bool(data_dir))
+    return Server(url, None if lasting else child, lasting, bool(data_dir), stays_s)
 
 
 def _hand_over(child: subprocess.Popen[bytes]) -> None:
@@ -293,7 +307,8 @@ def _noted(folder: Path) -> Server | None:
         url, _, words = (folder / _NOTE).read_text().partition("\n")
     except OSError:
         return None
-    return Server(url, lasting="lasting" in words.split(), keeps="keeps" in words.split())
+    stays_s = sum(float(word.removeprefix(_STAYS)) for word in words.split() if word.startswith(_STAYS))
+    return Server(url, lasting="lasting" in words.split(), keeps="keeps" in words.split(), stays_s=stays_s)
 
 
 def _own_directory(path: Path) -> Path:

@@ -1,13 +1,14 @@
 """The guard of a private server: it ends the server once its starter has left and no process uses it.
 
 The guard is run by file name, not imported: it must start at once and needs only the standard library. Its arguments
-are the server program, the server's Unix socket, the lock that a process holds while it looks for a server, and
-optionally a directory that is of no use without the server.
+are the server program, the server's Unix socket, the lock that a process holds while it looks for a server, for how
+many seconds the server stays after its last use, and optionally a directory that is of no use without the server.
 
 On standard input the guard reads the server's settings and a line "end". After that, a byte means that the starter has
 left, and so does the end of the input, which comes when the starter ends in any way. From then on the guard checks
-whether any process is connected through kvps, and ends the server when none is. SIGTERM ends the server at once. The
-guard ends with the server, and the server with the guard: the kernel sends it SIGTERM (Linux).
+whether any process is connected through kvps, or has looked for the server, and ends the server when none is or has
+for that time. SIGTERM ends the server at once. The guard ends with the server, and the server with the guard: the
+kernel sends it SIGTERM (Linux).
 """
 
 import ctypes
@@ -21,10 +22,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
-_LOOK_AGAIN_S = 0.2
+_LOOK_AGAIN_S, _LOOK_AT_LEAST_S = 0.2, 2.0
 _REPLY_S = 2.0
 _LEFT, _END = "left", "end"
 _USER = re.compile(rb" name=kvps-(?!child-)")
@@ -32,7 +34,7 @@ _NOT_OURS = re.compile(rb"-(NOAUTH|WRONGPASS|NOPERM)")  # another program has ch
 
 
 def main() -> int:
-    binary, address, lock, *useless = sys.argv[1:]
+    binary, address, lock, stays_s, *useless = sys.argv[1:]
     events: queue.SimpleQueue[str] = queue.SimpleQueue()  # of all queues, a signal handler may put only to this one
     signal.signal(signal.SIGTERM, lambda *_: events.put(_END))
     settings = b""
@@ -57,7 +59,7 @@ def main() -> int:
         threading.Thread(target=_then, args=(wait, events, word), daemon=True).start()
     password = re.search(rb"^requirepass (\S+)$", settings, re.MULTILINE)
     if events.get() == _LEFT:
-        _await_unused(events, lock, address, password[1] if password else b"")
+        _await_unused(events, lock, address, password[1] if password else b"", float(stays_s))
     server.terminate()
     try:
         server.wait(timeout=5)
@@ -69,23 +71,30 @@ def main() -> int:
     return 0
 
 
-def _await_unused(events: "queue.SimpleQueue[str]", lock: str, address: str, password: bytes) -> None:
-    """Wait until no process uses the server, or it is told to end.
+def _await_unused(events: "queue.SimpleQueue[str]", lock: str, address: str, password: bytes, stays_s: float) -> None:
+    """Wait until no process has used the server for `stays_s`, or it is told to end.
 
-    If no process uses it, this keeps the lock: a process that looks for a server then waits until the guard has ended.
+    Then this keeps the lock: a process that looks for a server waits until the guard has ended, and finds none.
     """
+    looked, used_at = None, time.monotonic()
     while True:
         try:
             held = os.open(lock, os.O_WRONLY | os.O_CREAT, 0o600)
         except OSError:  # the directory is gone, so no process can find the server
             return
-        with suppress(BlockingIOError):  # a process is about to connect
+        try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_used(address, password):
+        except BlockingIOError:  # a process is about to connect
+            used_at = time.monotonic()
+        else:
+            before, looked = looked, os.fstat(held).st_mtime_ns  # a process that looks for the server touches it
+            if before not in (None, looked) or _is_used(address, password):
+                used_at = time.monotonic()
+            elif time.monotonic() - used_at >= stays_s:
                 return
         os.close(held)
         with suppress(queue.Empty):
-            if events.get(timeout=_LOOK_AGAIN_S) == _END:
+            if events.get(timeout=min(max(_LOOK_AGAIN_S, stays_s / 10), _LOOK_AT_LEAST_S)) == _END:
                 return
 
 

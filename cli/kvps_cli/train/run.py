@@ -22,8 +22,10 @@ from kvps.protocol.keys import check_new_name
 from kvps.store import Store, fresh_id
 from kvps_cli import connect, options
 from kvps_cli.child import SUSPENDED, Child
+from kvps_cli.finished_runs import make_room
 from kvps_cli.output import log_options, say, start_log
 from kvps_cli.supervise import Care, Supervisor
+from kvps_cli.train.after import what_stays
 from kvps_cli.train.evaluator import EvaluatorOptions, EvaluatorProcess
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.lifetime import Lifetime
@@ -53,7 +55,7 @@ def run(
     kept: KeptFiles,
     evaluation: EvaluatorOptions,
     life: Lifetime,
-    server: connect.ServerOptions,
+    server: connect.RunServerOptions,
     command: Annotated[
         list[str] | None, typer.Argument(metavar="COMMAND...", help="What to run, as in: python train.py --rounds 500")
     ] = None,
@@ -81,6 +83,7 @@ def run(
     if settings.topology and not quiet:
         say(settings.topology)
     with connect.serving_store(server, quiet, joinable=False) as store:
+        make_room(store, quiet, spared=(job or _name_of(command)) if life.resume else "")
         if job in store.jobs() and not life.resume:
             raise job_exists(str(job))
         wished = job or _name_of(command)
@@ -110,6 +113,8 @@ def run(
             raise KvpsError(
                 "all copies ended, and no job was made: the script must call kvps.from_env() and its create_job"
             )
+        if server.stays_s and version and not quiet and (stays := what_stays(store, name, kept.saving)):
+            say(stays)
     check_trained(name, version, copies)
     check_killed(name, copies)
 

@@ -27,11 +27,13 @@ from kvps.server import private_server
 from kvps.store import Store
 from kvps_cli import connect, options
 from kvps_cli.child import Child
+from kvps_cli.finished_runs import make_room
 from kvps_cli.long_work import LongWork
 from kvps_cli.new_job import create_job, parameters_of
 from kvps_cli.output import log_options, loss_text, say, start_log
 from kvps_cli.prove.fault_injection import FaultInjection, replayed
 from kvps_cli.supervise import Care, Supervisor
+from kvps_cli.train.after import where_weights_are
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.progress import Display, Figures, aggregate, aggregators_option, check_trained, finish, follow
 from kvps_cli.train.scale import Copies
@@ -65,7 +67,7 @@ def up(
     kept: KeptFiles,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
-    server: connect.ServerOptions,
+    server: connect.RunServerOptions,
 ) -> None:
     """Train a task on this machine. One command starts server, aggregator and workers."""
     factors = options.slow_factors(slow or [], settings.most)
@@ -92,6 +94,7 @@ def up(
     if settings.topology and not quiet:
         say(settings.topology)
     with connect.serving_store(server, quiet, joinable=False) as store:
+        make_room(store, quiet)
         name = job or store.free_name(task.rpartition(":")[2])
         created = create_job(store, name, params, config, quiet)
         if server.listen and config.units and not quiet:
@@ -110,7 +113,7 @@ def up(
             with LongWork(quiet) as work, work.stage("replaying the log, to prove that nothing was lost"):
                 _judge(store, created, trial, kept)
         if version and not quiet:
-            say(_where_weights_are(store, name, kept, server))
+            say(where_weights_are(store, name, kept.saving, server))
     check_trained(name, version, workers)
 
 
@@ -195,20 +198,6 @@ def _finish(job: Job, task: Task, report: Path | None, rows: TrainingLog, quiet:
     if failed:
         raise failed
     return version
-
-
-def _where_weights_are(store: Store, job: str, kept: KeptFiles, server: connect.ServerOptions) -> str:
-    """Return a line that says where a job's weights are, or that they end with the server, and how to keep them."""
-    if kept.saving:
-        return f"the weights are in {kept.saving.directory}: kvps checkpoint ls {kept.saving.directory}"
-    if not store.ends_server:
-        return f"the weights are on the server, in job {job}: kvps checkpoint save {job}"
-    if server.data_dir:
-        return f"the weights are in {server.data_dir}, in job {job}: kvps server start --data-dir {server.data_dir}"
-    return (
-        "the weights are gone with the private server: --checkpoint-every N keeps them in files, and kvps server start "
-        "keeps the server running"
-    )
 
 
 def _write(report: Path, job: Job, took: Figures, figures: Mapping[str, float], sha256: str | None) -> None:

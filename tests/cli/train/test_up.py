@@ -29,10 +29,8 @@ def test_up_trains_the_digits_and_reports_it(home: Path, tmp_path: Path) -> None
     wanted += " loss accuracy figures weights_sha256"
     assert list(report) == wanted.split()
     assert private_server.running() is None, "the server ended with the command"
-    gone = (
-        "the weights are gone with the private server: --checkpoint-every N keeps them in files, and kvps server start "
-    )
-    assert done.stderr.splitlines()[-1] == f"{gone}keeps the server running"
+    gone = "the weights are gone with the private server: --checkpoint-every N keeps them in files, and --server-stays "
+    assert done.stderr.splitlines()[-1] == f"{gone}SECONDS the server running"
 
 
 @pytest.mark.slow
