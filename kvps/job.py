@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from kvps.arrays.layout import Array, Layout
 from kvps.config import JobConfig
 from kvps.connection.client import Client
+from kvps.connection.cluster import open_client
 from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
@@ -56,6 +57,9 @@ class Trace:
 class Job:
     """One job on a server. May be used from several threads. `Store.job` and `Store.create_job` return one.
 
+    A pickle of it holds the URL of the server, with its password if that stands in the URL, and the job's name and id.
+    Where it is unpickled it connects anew; that raises JobNotFound if the job of this id is gone.
+
     access  its connection, keys, scripts and transport, for the other packages of kvps: not part of the public API
     """
 
@@ -71,6 +75,9 @@ class Job:
         self.access = OpenedJob.over(access, open_transport(access))
         self.access.reader.check_stored()
         self._joined: dict[int, str] = {}  # thread -> the worker that it has joined as
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.access.client.url, self.name, self.id)
 
     def __repr__(self) -> str:
         return f"Job({self.name!r}, {self.config.mode}, {self.layout.size} float32)"
@@ -532,6 +539,19 @@ class Job:
             spent = sum(sum(v for k, v in span.items() if k.endswith("_ms")) for span in spans)
             out[worker] = Trace(losses[0] if losses else None, waited / spent if spent else 0.0)
         return out
+
+
+def _reopened(url: str, name: str, id: str) -> Job:
+    """Return the job of this name and id on a connection of its own. Raises JobNotFound, NoServer."""
+    client = open_client(url)
+    try:
+        job = Job(client, name)
+        if job.id != id:
+            raise made_anew(name)
+    except BaseException:
+        client.close()
+        raise
+    return job
 
 
 @contextmanager

@@ -115,7 +115,7 @@ def test_stored_optimizers_that_this_kvps_cannot_read() -> None:
     ("params", "error", "words"),
     [
         ({}, kvps.LayoutMismatch, "at least one"),
-        ({"W": np.ones((0, 3), np.float32)}, kvps.LayoutMismatch, "no items"),
+        ({"W": np.ones((0, 3), np.float32)}, kvps.LayoutMismatch, "one parameter that has items"),
         ({"": np.ones(3, np.float32)}, kvps.LayoutMismatch, "of 1 to 1024 characters"),
         ({"W": np.array([1, np.nan], np.float32)}, kvps.NotFinite, "'W'"),
     ],

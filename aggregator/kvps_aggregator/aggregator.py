@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ def serve(
     *,
     stop: threading.Event | None = None,
     until_finished: bool = True,
-    record: Path | None = None,
+    record: str | os.PathLike[str] | None = None,
     checkpoints: Checkpoints | None = None,
     device: Device = CPU,
     memory_lost: bool = False,
@@ -69,7 +70,11 @@ def serve(
         log.info("job %s: this process sees its shared memory, so it finds out by itself what is lost", job.name)
     if near:
         near.check(job.access.client)
-    options = AggregatorOptions(record, checkpoints, device, memory_lost, near, log_kept)
+    if checkpoints:
+        checkpoints = checkpoints._replace(directory=Path(checkpoints.directory))
+    if log_kept.directory:
+        log_kept = log_kept._replace(directory=Path(log_kept.directory))
+    options = AggregatorOptions(Path(record) if record else None, checkpoints, device, memory_lost, near, log_kept)
     Aggregator(job, stop or threading.Event(), options=options).run(until_finished)
 
 

@@ -36,7 +36,7 @@ def fold(digests: Iterable[str]) -> str:
 
 def view(array: Array) -> memoryview:
     """Return the bytes of a contiguous array, without a copy."""
-    return array.data.cast("B")
+    return array.data.cast("B") if array.size else memoryview(b"")  # a view with a zero in its shape has no cast
 
 
 def chunked(layout: Layout, arrays: Sequence[Array]) -> list[list[Buffers]]:
@@ -55,7 +55,7 @@ def shard_digests(layout: Layout, flat: Array) -> list[str]:
 
 def finite(array: Flat) -> bool:
     """Return whether a flat array has no NaN or Inf. Reads pieces that fit the cache, or on a device all at once."""
-    step = _CACHED_ITEMS if isinstance(array, np.ndarray | PendingArray) else array.size
+    step = _CACHED_ITEMS if isinstance(array, np.ndarray | PendingArray) else max(1, array.size)
     return all(bool(np.isfinite(array[i : i + step]).all()) for i in range(0, array.size, step))
 
 

@@ -5,7 +5,6 @@ This module imports no framework: it recognizes arrays of PyTorch, SciPy and oth
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter, eq
 from typing import Any
@@ -55,15 +54,12 @@ def shape_of(value: Any, name: str, what: str) -> tuple[int, ...]:
     `name` and `what` ("parameter", "gradient") are for the message. Raises LayoutMismatch.
     """
     shape: tuple[int, ...]
-    if type(value) is np.ndarray and value.dtype == _FLOAT32 and value.size:  # nearly always, and in each push
+    if type(value) is np.ndarray and value.dtype == _FLOAT32:  # nearly always, and in each push
         shape = value.shape
         return shape
     if wrong := _wrong_kind(value, name) or _wrong_dtype(value, name):
         raise LayoutMismatch(f"{what} {name!r} is {wrong}")
-    shape = tuple(int(n) for n in value.shape)
-    if math.prod(shape) == 0:
-        raise LayoutMismatch(f"{what} {name!r} of shape {shape} has no items")
-    return shape
+    return tuple(int(n) for n in value.shape)
 
 
 def all_fit(arrays: Collection[Any], shapes: Iterable[tuple[int, ...]]) -> bool:
@@ -104,6 +100,8 @@ def _wrong_dtype(array: Any, name: str) -> str:
     dtype = str(array.dtype)
     if dtype in ("float32", "torch.float32"):
         return ""
+    if dtype.startswith("torch.complex"):
+        return f"{dtype.removeprefix('torch.')}: kvps moves float32, give its torch.view_as_real(...)"
     if dtype.startswith("torch."):
         return f"{dtype.removeprefix('torch.')}: kvps moves float32, convert it with .float()"
     if not isinstance(array.dtype, np.dtype):

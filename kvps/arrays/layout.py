@@ -129,6 +129,8 @@ class Layout:
                 Parameter(name, shape_of(value, name, "buffer" if buffer else "parameter"), start, buffer=buffer)
             )
             start = out[-1].stop
+        if not start:
+            raise LayoutMismatch("a job needs at least one parameter that has items")
         if start > MOST_ITEMS:
             raise LayoutMismatch(f"a job has at most {MOST_ITEMS} items, and these parameters have {start}")
         if not {p.buffer for p in out} <= {"", out[-1].buffer} <= {"", *BUFFER_KINDS}:
@@ -305,7 +307,8 @@ class Layout:
                 if p.start >= chunk.stop:
                     return
                 low, high = max(chunk.start, p.start), min(chunk.stop, p.stop)
-                yield Piece(number, low - p.start, high - p.start)
+                if low < high:
+                    yield Piece(number, low - p.start, high - p.start)
 
         return tuple(tuple(tuple(of(chunk)) for chunk in chunks) for chunks in self.chunks)
 
@@ -335,11 +338,11 @@ class Layout:
         for each in f.sequence("parameters", _MOST_PARAMETERS):
             p = Fields(each, "the layout: a parameter")
             name = p.text("name")
-            shape = [whole(n, f"the shape of {name!r}", 1, MOST_ITEMS) for n in p.sequence("shape", _MOST_AXES)]
+            shape = [whole(n, f"the shape of {name!r}", 0, MOST_ITEMS) for n in p.sequence("shape", _MOST_AXES)]
             part = p.name("part") if "part" in p else ""
             buffer = p.one_of("buffer", (buffer,) if buffer else ("", *BUFFER_KINDS), "")  # of one kind, and last
             parameters.append(Parameter(name, tuple(shape), p.whole("start", stop, stop), part, buffer))
-            stop = whole(parameters[-1].stop, f"the end of {name!r}", 1, MOST_ITEMS)
+            stop = whole(parameters[-1].stop, f"the end of {name!r}", 0, MOST_ITEMS)
         if len({bool(parameter.part) for parameter in parameters}) > 1:
             refuse("the layout", "of parameters that all have a part, or none", text)
         if parameters and parameters[-1].part and parameters[-1].buffer:

@@ -33,7 +33,9 @@ class Bin(NamedTuple):
 
 
 def summary(array: Array) -> Summary:
-    """Return the summary of an array, float32 of any shape."""
+    """Return the summary of an array, float32 of any shape; of one without items all are 0."""
+    if not array.size:
+        return Summary(0.0, 0.0, 0.0, 0.0, 0)
     squares = total = 0.0
     zeros = 0
     with np.errstate(invalid="ignore"):  # Inf minus Inf is NaN, and is shown

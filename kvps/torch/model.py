@@ -79,6 +79,11 @@ def check_tensor(what: str, tensor: torch.Tensor) -> None:
         raise LayoutMismatch(f"{what} is on the device meta and has no values: give it some first")
     if tensor.dtype not in _EXACT:
         dtype = str(tensor.dtype).removeprefix("torch.")
+        if tensor.is_complex():
+            raise LayoutMismatch(
+                f"{what} is {dtype}, and a job's weights are float32: make it a parameter of torch.view_as_real(...), "
+                f"and use torch.view_as_complex of that in forward"
+            )
         raise LayoutMismatch(
             f"{what} is {dtype}: a job's weights are float32, which a model may hold in float32, bfloat16 or float16; "
             f"call model.float()"

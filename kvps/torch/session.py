@@ -26,7 +26,7 @@ from kvps.errors import (
 )
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
-from kvps.session.session import Session
+from kvps.session.session import Session, not_to_be_pickled
 from kvps.torch.batches import Batches, batches_of
 from kvps.torch.flat_tensors import FlatTensors
 from kvps.torch.group import GroupSession, join_as_group
@@ -310,7 +310,8 @@ class TorchSession:
             return
         if name in self._put:
             raise WrongOrder(
-                f"gradient {name!r} was sent, and is added to again: join with overlap=False for several backward()"
+                f"gradient {name!r} was sent, and is added to again, by a second backward() or by "
+                f"torch.utils.checkpoint with use_reentrant=True: take use_reentrant=False, or join with overlap=False"
             )
         grad = parameter.grad
         assert grad is not None
@@ -347,6 +348,9 @@ class TorchSession:
             for name, grad in grads.items():
                 _check_dense(name, grad)
         return grads
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise not_to_be_pickled(self.session.worker)
 
     def __enter__(self) -> TorchSession:
         return self

@@ -16,7 +16,9 @@ from helpers.digits_job import run_workers
 from helpers.harness import aggregating, check_chain, gradient, model, work
 from helpers.servers import running_server
 from helpers.waiting import eventually
-from kvps_aggregator import Aggregator
+from kvps_aggregator import Aggregator, serve
+from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.log_keeper import KeptLog
 from safetensors.numpy import load_file
 
 import kvps
@@ -198,3 +200,17 @@ def test_one_version_is_saved_though_commits_go_on(store: Store) -> None:
     for each in made:
         assert (each.head, each.clock) == (heads[each.version], {"w0": each.version})
         assert set(each.slots["momentum"]) == {by_version[each.version]}
+
+
+def test_directories_may_be_named_as_text(store: Store, tmp_path: Path) -> None:
+    job = store.create_job("job", model(), workers=1)
+    with job.join("w0") as session:
+        session.push(session.pull())
+    serve(
+        job,
+        record=str(tmp_path / "record"),
+        checkpoints=Checkpoints(str(tmp_path), 1),
+        log_kept=KeptLog(0, str(tmp_path)),
+    )
+    assert any((tmp_path / "record").iterdir())
+    assert [path.suffix for path in tmp_path.glob("*.safetensors")] == [".safetensors"]

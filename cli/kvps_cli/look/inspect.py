@@ -122,7 +122,7 @@ def _print(
 def _row(facts: Mapping[str, Any]) -> list[str]:
     shape = " x ".join(map(str, facts["shape"])) or "one number"
     shards = facts["shards"]
-    where = str(shards[0]) if len(shards) == 1 else f"{shards[0]} to {shards[-1]}"
+    where = f"{shards[0]} to {shards[-1]}" if len(shards) > 1 else "".join(map(str, shards)) or "-"
     numbers = [f"{facts[name]:.4g}" for name in ("norm", "least", "greatest", "mean")]
     zeros = f"{facts['zeros'] / max(1, math.prod(facts['shape'])):.0%}"
     change = "-" if facts["change"] is None else f"{facts['change']:.2%}"
