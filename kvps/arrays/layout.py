@@ -114,8 +114,6 @@ class Layout:
         Raises LayoutMismatch, InvalidSetting.
         """
         check_mapping(params, "parameters")
-        if not params:
-            raise LayoutMismatch("a job needs at least one parameter")
         start, out = 0, []
         for name, given in sorted(params.items(), key=lambda item: isinstance(item[1], Buffer)):
             value, buffer = given if isinstance(given, Buffer) else (given, "")
@@ -260,13 +258,10 @@ class Layout:
 
     def _differences(self, arrays: Mapping[str, Any], wanted: Mapping[str, int], part: str) -> str:
         """Return in words what is missing in `arrays`, or too much."""
-        names = {
-            "missing": [name for name in wanted if name not in arrays],
-            "unknown": [str(name) for name in arrays if name not in self.numbers],
-            f"not in part {part}" if part else "put already": [
-                name for name in arrays if name in self.numbers and name not in wanted
-            ],
-        }
+        again = [name for name in arrays if name in self.numbers and name not in wanted]
+        unknown = [str(name) for name in arrays if name not in self.numbers]
+        names = {"missing": [name for name in wanted if name not in arrays], "unknown": unknown}
+        names[f"not in part {part}" if part else "put already"] = again
         return "; ".join(f"{how} {some_of(each)}" for how, each in names.items() if each)
 
     def check(self, number: int, array: Any, what: str) -> None:
