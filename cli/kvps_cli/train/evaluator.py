@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ log = logging.getLogger("kvps.supervise")
 
 _GROUP = "Evaluation"
 _LOOK_S = 0.2
+_SAY_S = 2.0
 _AGAIN = 3  # times it is started again without an evaluation in between
 
 
@@ -143,15 +145,17 @@ class EvaluatorProcess:
             log.info("%s %s: started again as process %d", old, end, self._child.process.pid)
         self._over.set()
 
-    def await_last(self, quiet: bool) -> None:
-        """Wait until it has evaluated the last version of a finished job, or the grace is over; say what was best."""
-        grace_s = self._grace_s
-        if not self._over.wait(min(grace_s, 2.0)) and grace_s > 2.0:
-            if not quiet:
-                say(f"waits for the evaluation of the last version, {grace_s:g} s at the most (--eval-grace)")
-            self._over.wait(grace_s - 2.0)
+    def await_last(self, quiet: bool, hurries: Callable[[], bool]) -> None:
+        """Wait until it has evaluated the last version of a finished job, until the grace is over or the run `hurries`;
+        say which version was the best."""
+        began, said = time.monotonic(), quiet
+        while not self._over.wait(_LOOK_S) and not hurries() and time.monotonic() - began < self._grace_s:
+            if not said and time.monotonic() - began > _SAY_S:
+                said = True
+                say(f"waits for the evaluation of the last version, {self._grace_s:g} s at the most (--eval-grace)")
         if not self._over.is_set():
-            log.error("%s is ended: it has not evaluated the last version within %g s", self._child, grace_s)
+            why = "the run is stopped" if hurries() else f"{self._grace_s:g} s are over (--eval-grace)"
+            log.error("%s is ended before it has evaluated the last version: %s", self._child, why)
         job = self._supervisor.job
         if job and self._orders.keep_best and not quiet:
             path = best_file(Path(self._orders.directory), job.name, job.id)

@@ -191,7 +191,7 @@ class _Run:
                     follow(supervisor, job, serving, scaled, display, lambda state: self._show_figures(job, state))
                 if job.state().finished(job.config):
                     if evaluator:
-                        evaluator.await_last(quiet)
+                        evaluator.await_last(quiet, lambda: stop.asked)
                 elif stop.asked or any(copy.suspended for copy in copies):
                     self.stopped = True
                     keep(job, self._kept, quiet)

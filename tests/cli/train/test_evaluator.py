@@ -162,7 +162,7 @@ def test_an_evaluator_of_its_own_that_fails_is_given_up(lasting: kvps.Store, her
     (here / "go").unlink()
     done = kvps_run("run", "--job", "late", "--eval-every", "10", "--eval-grace", "0.5", *COMMAND)
     assert done.returncode == 0, done.stderr
-    assert " is ended: it has not evaluated the last version within 0.5 s\n" in done.stderr
+    assert " is ended before it has evaluated the last version: 0.5 s are over (--eval-grace)\n" in done.stderr
 
     (here / "joins.py").write_text(SCRIPT.replace("@worker.evaluates(job)", ""))
     done = kvps_run("run", "--job", "joins", "-w", "1", "--eval-every", "10", "--", sys.executable, "joins.py")
@@ -215,6 +215,28 @@ def test_the_evaluator_ends_the_run(lasting: kvps.Store, here: Path) -> None:
     logged = [json.loads(line) for line in kvps_run("log", "train", "-n", "0", "--json").stdout.splitlines()]
     (stop,) = [event for event in logged if event["event"] == "stop"]
     assert (stop["by"], stop["reason"]) == ("evaluator", "the loss was no better for 5 evaluations")
+
+
+def test_a_run_that_is_stopped_and_resumed_is_evaluated_to_its_end(lasting: kvps.Store, here: Path, start: Any) -> None:
+    """Nothing is evaluated twice, and a second SIGTERM ends the wait for an evaluation."""
+    (here / "go").touch()
+    command = ["run", "-w", "1", "--eval-every", "10", "--checkpoints", "kept", "--resume", *COMMAND]
+    running = start(*command)
+    assert eventually(lambda: lasting.client.call("EXISTS", JobKeys("train").evaluation))
+    job = lasting.job("train")
+    assert eventually(lambda: (e := job.evaluation()) is not None and e.version == 100), "where the worker waits"
+    running.process.send_signal(signal.SIGTERM)
+    assert eventually(lambda: job.state().run.state == "suspended")
+    (here / "hurry").touch()
+    assert running.wait() == 75
+    (here / "go").unlink()
+    running = start(*command)
+    assert eventually(lambda: job.state().finished(job.config))
+    running.process.send_signal(signal.SIGTERM)
+    running.until(" is ended before it has evaluated the last version: the run is stopped")
+    assert running.wait() == 0
+    logged = [f["version"] for _, f in job.entries() if f["kind"] == "evaluate"]
+    assert len(logged) == len(set(logged))
 
 
 @pytest.mark.parametrize(
