@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers.digits_job import proved
+from helpers.digits_job import proved, run_workers
 from helpers.harness import aggregating, await_version
 
 import kvps
 from kvps.history.events import Event, EventLog
-from kvps.optim import SGD, Adam
+from kvps.optim import SGD, Adam, AdamW, ParameterGroup
 from kvps.store import Store
 
 PARAMS = {name: np.ones(3, np.float32) for name in "abc"}
@@ -81,6 +83,35 @@ def test_a_contribution_that_lacks_what_it_must_have_is_rejected(store: Store, l
         "it lacks parameters that must be there, or that the job does not have"
     ]
     np.testing.assert_array_equal(job.snapshot()[1]["a"], PARAMS["a"])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"staleness": 2, "optimizer": AdamW(lr=0.1, clip_norm=1.0), "shards": 2},
+        {"staleness": -1, "optimizer": Adam(lr=0.1), "gradient_format": "int8", "delay_compensation": 0.1},
+        {"quorum": 1, "optimizer": SGD(lr=0.1, momentum=0.9, groups=(ParameterGroup("b", lr=0.01),)), "shards": 3},
+        {"parts": {"x": "a", "y": ["b", "c"]}, "staleness": 1, "optimizer": SGD(lr=0.1, momentum=0.9)},
+    ],
+    ids=["ssp-clipped", "asp-int8-compensated", "quorum-groups", "parts"],
+)
+def test_whatever_is_missing_when_a_replay_has_the_same_bits(
+    store: Store, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    job = store.create_job("job", PARAMS, missing="skip", workers=2, **settings)
+
+    def work(number: int) -> None:
+        rng = np.random.default_rng(number)
+        with job.join(f"w{number}") as session:
+            for round_ in range(12):
+                session.pull()
+                part = ("", "y")[round_ % 2] if "parts" in settings else ""
+                names = [name for name in ("abc", "bc")[part != ""] if rng.random() < 0.5]
+                grads = {name: rng.normal(size=3).astype(np.float32) for name in names or ["c"]}
+                session.push(grads, part=part)
+
+    run_workers(job, partial(work, 0), partial(work, 1), record=tmp_path)
+    assert proved(job, tmp_path).replayed == job.state().version
 
 
 def events(job: kvps.Job) -> list[Event]:
