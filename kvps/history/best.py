@@ -8,22 +8,21 @@ own, so that no command takes it for one.
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
 
 from kvps.arrays.layout import Array
 from kvps.errors import CorruptData, KvpsError, UsageError
 from kvps.history.checkpoint import SUFFIX, write_tensors
 from kvps.history.evaluations import Evaluation, Wanted, figures_json
-from kvps.machine.files import make_directory, private
+from kvps.machine.files import make_directory
 from kvps.parsing import Fields, file_name
 
 FOLDER = "best"
+_WHAT = "the best version"
 
 
 def best_file(directory: Path, job: str, id: str) -> Path:
@@ -46,15 +45,9 @@ class Best:
         origin = best_file(self.path.parent.parent, job, id)
         if self.evaluation or not (before := best_of(origin)) or before.version > version:
             return
-        aside = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
-        try:
-            with origin.open("rb") as source, open(aside, "xb", opener=private) as copy:
-                shutil.copyfileobj(source, copy)
-                copy.flush()
-                os.fsync(copy.fileno())
-            aside.replace(self.path)
-        except OSError as error:
-            raise KvpsError(f"could not copy {origin} to {self.path}: {error.strerror}") from None
+        with safe_open(origin, "numpy") as file:
+            facts = file.metadata()
+        write_tensors(_WHAT, self.path, load_file(origin), facts)
         self.evaluation = before
 
     def offer(self, evaluation: Evaluation, weights: Mapping[str, Array]) -> bool:
@@ -77,7 +70,7 @@ class Best:
             "at_ms": str(evaluation.at_ms),
             "best": str(self._wanted),
         }
-        write_tensors("the best version", self.path, dict(weights), facts)
+        write_tensors(_WHAT, self.path, dict(weights), facts)
         self.evaluation = evaluation
         return True
 

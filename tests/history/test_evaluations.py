@@ -223,7 +223,7 @@ def test_a_restored_job_goes_on_from_the_best_version_up_to_its_checkpoint(store
             path = best_file(tmp_path, name, restored.id)
             assert version_in(path) == expected
             if expected:
-                assert path.read_bytes() == best.read_bytes()
+                assert_same_bits(load_file(path), load_file(best))
                 with aggregating(restored), restored.join("w0") as again:
                     push(restored, again, 1)
                     other.report(next(other.versions())[0], {"loss": 0.375})
