@@ -27,6 +27,7 @@ from kvps.machine import launcher, process
 from kvps.machine.launcher import Launcher
 from kvps.optim.settings import is_number
 from kvps.parsing import JOB_ID, entry_ms, matching, number, whole
+from kvps.protocol import worker_states
 from kvps.protocol.answers import Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.protocol.job_state import Commit, Entry, Member, RoundState, State
 from kvps.protocol.keys import JobKeys, check_name, check_new_name
@@ -122,6 +123,10 @@ class Job:
     def clock(self) -> dict[str, int]:
         """Return the vector clock: worker -> number of committed contributions."""
         return dict(self.state().clock)
+
+    def states(self) -> dict[str, dict[str, Any]]:
+        """Return the committed state of each worker that has one, see `Session.state`. Raises CorruptData."""
+        return worker_states.values(self.access.client.call("HGETALL", self.access.keys.states))
 
     def snapshot(self) -> tuple[int, dict[str, Array]]:
         """Return the newest version and its weights, name -> read-only array: a consistent whole. Blocks no worker.

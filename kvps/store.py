@@ -518,4 +518,5 @@ def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
         "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
         "workers": checkpoint.workers_anew(),
         "units": units_anew(checkpoint.units),
+        "states": dict(checkpoint.states),
     }

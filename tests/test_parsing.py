@@ -10,7 +10,7 @@ import pytest
 from kvps import parsing
 from kvps.errors import CorruptData, KvpsError
 from kvps.parsing import Fields, bytes_text
-from kvps.protocol.job_state import Pin
+from kvps.protocol.noted_versions import Pin
 from kvps.protocol.plan import Contribution, Plan
 
 REFUSED: list[tuple[Callable[[Any, str], Any], Any]] = [

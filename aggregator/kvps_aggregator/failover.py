@@ -22,6 +22,7 @@ from kvps.errors import CorruptData, LeaseLost, ServerFull, counted
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
 from kvps.protocol.job_state import Commit, State
+from kvps.protocol.worker_states import undone
 from kvps_aggregator.shard.mirror import rollback_record
 from kvps_aggregator.shard.shard import Shard
 
@@ -78,7 +79,8 @@ def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
         "HMGET", job.access.keys.version, *(f"before:{i}" for i in range(job.layout.shards))
     )
     names = tuple(matching(name, f"the version: before:{i}", *STAGED_NAME) for i, name in enumerate(fields))
-    before = _undone(replace(state, names=names, last_entry=entry_before), commit)
+    states = job.access.client.call("HGETALL", job.access.keys.states)
+    before = _undone(replace(state, names=names, last_entry=entry_before, states=states), commit)
     try:
         job.access.reader.whole(before)
     except (ChunkGone, CorruptData):
@@ -115,4 +117,5 @@ def _undone(state: State, commit: Commit) -> State:
     units = dict(state.units)
     for unit in (c.unit for c in plan.contributions if c.unit is not None):
         units |= {str(unit): "free", "done": str(int(units["done"]) - 1)}
+    state = replace(state, states=undone(state.states, plan.contributions))
     return replace(state, version=plan.version - 1, head=plan.head, clock=clock, members=members, units=units)

@@ -13,7 +13,8 @@ from kvps.errors import CorruptData, KvpsError, LeaseLost, counted, some_of
 from kvps.job import Job
 from kvps.parsing import STAGED_NAME, matching
 from kvps.protocol.answers import ServerRestarted
-from kvps.protocol.job_state import Pin, State
+from kvps.protocol.job_state import State
+from kvps.protocol.noted_versions import Pin
 from kvps.protocol.recovery import LOOK_S
 from kvps.transport.shm import ShmTransport
 from kvps_aggregator.checkpoints import Checkpoints, Saver

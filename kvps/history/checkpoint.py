@@ -36,6 +36,7 @@ from kvps.optim.custom import MOST_SLOTS
 from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
 from kvps.protocol.job_state import Begin, Member, State
 from kvps.protocol.plan import set_lr
+from kvps.protocol.worker_states import MOST_BYTES, committed
 
 SUFFIX = ".safetensors"
 _FORMAT = "2"
@@ -91,7 +92,8 @@ class Checkpoint:
     array (no slots at version 0, where all are zeros).
 
     `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest, and `lr`
-    is the learning rate that was set then; None for the optimizer's own.
+    is the learning rate that was set then; None for the optimizer's own. `states` has the state of each worker, behind
+    the contribution with which it came.
     `skipped` is in how many versions each parameter was left out, by its number in the layout.
     """
 
@@ -110,6 +112,7 @@ class Checkpoint:
     saved: str = ""
     skipped: Mapping[int, int] = field(default_factory=dict)
     lr: float | None = None
+    states: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, job: str, state: State, config: JobConfig, layout: Layout, whole: Whole) -> Checkpoint:
@@ -133,6 +136,7 @@ class Checkpoint:
             saved=datetime.now(UTC).isoformat(timespec="seconds"),
             skipped=skipped,
             lr=state.lr,
+            states=committed(state.states),
         )
 
     @property
@@ -206,6 +210,7 @@ class Checkpoint:
             "slots": json.dumps(list(self.slots)),
             "saved": self.saved,
             "skipped": json.dumps(counts_as_text(self.skipped)),
+            **({"states": json.dumps(self.states)} if self.states else {}),
             **({} if self.lr is None else {"lr": repr(self.lr)}),
         }
 
@@ -247,6 +252,7 @@ class Checkpoint:
                     if "skipped" in f
                     else {},
                     lr=set_lr(f),
+                    states=f.json_fields("states").scalars(2 * MOST_BYTES) if "states" in f else {},
                 )
         except (SafetensorError, OSError) as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None

@@ -11,7 +11,8 @@ from kvps.protocol.run_control import RunControl
 
 class Joined(NamedTuple):
     """The answer to a worker's join. `round` is the last round that the worker need not do any more; `residual` is the
-    name of the residual that the last incarnation stored when it left, or ""; `weight_sum` is that of `Accepted`."""
+    name of the residual that the last incarnation stored when it left, or ""; `weight_sum` is that of `Accepted`;
+    `state` is what the worker's user kept, as JSON, with the last contribution that was accepted, "" for nothing."""
 
     rank: int
     incarnation: str
@@ -20,6 +21,7 @@ class Joined(NamedTuple):
     pending: int
     residual: str
     weight_sum: int
+    state: str = ""
 
 
 class Accepted(NamedTuple):

@@ -198,6 +198,7 @@ class State:
     begin       the point where the job's own log begins
     run         whether the job goes on, is paused, suspended or stopped
     lr          the learning rate that somebody has set; None if the optimizer's own is used
+    states      the content of the hash `states`; {} if it was not asked for
     moved       the version with whose commit the log in Redis begins (others were moved or deleted); 0 if it is whole
     """
 
@@ -215,6 +216,7 @@ class State:
     moved: int
     run: RunControl
     lr: float | None
+    states: Mapping[str, str]
 
     @classmethod
     def of(
@@ -226,9 +228,10 @@ class State:
         workers: Mapping[str, str],
         units: Mapping[str, str],
         log: Any,
+        states: Mapping[str, str] | None = None,
     ) -> State:
         """Make a state of a job with so many shards from the replies to HGETALL of version, clock, skip, workers,
-        units, and XREVRANGE COUNT 1 of commits."""
+        units, XREVRANGE COUNT 1 of commits, and HGETALL of states if that was asked for."""
         v, units_of = Fields(version, "the version"), Fields(units, "units")
         for number in ("next", "done"):
             units_of.whole(number, default=0)
@@ -258,6 +261,7 @@ class State:
             moved=v.whole("moved", default=0),
             run=RunControl.of(v),
             lr=set_lr(v),
+            states=states or {},
         )
 
     @property
@@ -328,33 +332,6 @@ class Commit:
 
 def _names(version: Fields, shards: int, what: str = "shard") -> tuple[str, ...]:
     return tuple(version.matching(f"{what}:{i}", *STAGED_NAME) for i in range(shards))
-
-
-class Mirrored(NamedTuple):
-    """The version that Redis was last given, in a job over shared memory, and its staged name."""
-
-    version: int
-    name: str
-
-    @classmethod
-    def of(cls, text: str) -> Mirrored:
-        """Parse the record that `mirror.lua` keeps."""
-        record = Fields.of_json(text, "the mirror's record")
-        return cls(record.whole("version"), record.matching("name", *STAGED_NAME))
-
-
-class Pin(NamedTuple):
-    """A version whose bytes are kept for a slow reader, and the staged name of each shard."""
-
-    version: int
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, text: object, shards: int) -> Pin:
-        """Parse the text that `pin.lua` keeps of a job with so many shards. Raises CorruptData."""
-        pin = Fields.of_json(text, "the pin", _MOST_PLAN)
-        names = pin.fields("names")
-        return cls(pin.whole("version"), tuple(names.matching(str(i), *STAGED_NAME) for i in range(shards)))
 
 
 def first_head(id: str) -> str:

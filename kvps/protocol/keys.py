@@ -70,6 +70,11 @@ are in the same half of all slots, and so on one of two masters.
                                                                        arrived (ms), and the text that goes into plan
                                                                        and log; in rounds of units also unit, and took
                                                                        (ms since that was handed out)
+    kvps:{job}:states                      hash    push, ready,        worker -> its user's committed state, JSON behind
+                                                   reject, create.lua  the incarnation:seq of the contribution with
+                                                                       which it came; before:<worker> -> the one before;
+                                                                       "<worker> <incarnation>:<seq>" -> the state that
+                                                                       came with a contribution that waits
     kvps:{job}:units                       hash    next_unit, push,    next: the first unit never handed out; done: how
                                                    ready, leave,       many are committed; each unit handed out and not
                                                    evict, create.lua   committed -> "w0 computes", "w0 pushed", two of
@@ -242,6 +247,7 @@ class JobKeys:
     pin = _Control()
     mirror = _Control()
     sync = _Control()
+    states = _Control()
     never = _Control()
     removed = _Control()
     leases = _Control()

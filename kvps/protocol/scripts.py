@@ -146,9 +146,19 @@ class JobScripts:
         """Begin an incarnation. Raises WorkerAlive, and UsageError if the job has all its workers."""
         job = self._keys.job
         match self._run("join", worker=worker, nonce=nonce, replaces=replaces, process=json.dumps(process)):
-            case ["OK", int(rank), str(incarnation), int(round_), int(clock), int(pending), str(residual), weight_sum]:
+            case [
+                "OK",
+                int(rank),
+                str(incarnation),
+                int(round_),
+                int(clock),
+                int(pending),
+                str(residual),
+                weight_sum,
+                str(state),
+            ]:
                 weights = whole(weight_sum, f"the weights of worker {worker!r}")
-                return Joined(rank, incarnation, round_, clock, pending, residual, weights)
+                return Joined(rank, incarnation, round_, clock, pending, residual, weights, state)
             case ["ALIVE", text]:
                 entry = Fields.of_json(text, f"worker {worker!r}", deepest=1)
                 pid, host, _ = entry.whole("pid", high=2**31), entry.text("host"), entry.word("incarnation")
@@ -179,10 +189,15 @@ class JobScripts:
         traces: Sequence[str] = (),
         part: str = "",
         lacks: str = "",
+        state: str = "",
     ) -> Accepted:
-        """Accept a contribution of a `part` of the model whose bytes are stored, and that `lacks` parameters; note
-        `traces`. Raises WorkerEvicted, WrongOrder, InboxFull, ContributionLate, UnitDone, RunOver."""
+        """Accept a contribution of a `part` of the model whose bytes are stored, and that `lacks` parameters, with the
+        worker's `state` if that has changed; note `traces`.
+
+        Raises WorkerEvicted, WrongOrder, InboxFull, ContributionLate, UnitDone, RunOver.
+        """
         values = {"base": base, "weight": weight, "digests": digest, "history": history, "part": part, "lacks": lacks}
+        values["state"] = state
         accepted = self._push(
             worker, incarnation, seq, mode="", unit="" if unit is None else unit, traces=traces, **values
         )
@@ -193,7 +208,7 @@ class JobScripts:
         """Return the acceptance of a push whose reply was lost; None if it was not accepted. Changes nothing. Raises
         ContributionLate if it was dropped."""
         nothing = {"base": 0, "weight": 0, "digests": "-", "traces": ()}
-        empty = dict.fromkeys(("history", "part", "lacks", "unit"), "")
+        empty = dict.fromkeys(("history", "part", "lacks", "unit", "state"), "")
         return self._push(worker, incarnation, seq, mode="ask", **nothing, **empty)
 
     def _push(self, worker: str, incarnation: str, seq: int, **values: Any) -> Accepted | None:

@@ -53,6 +53,7 @@ class Header(NamedTuple):
     weight   how much it weighs in a weighted reduction, else 1
     part     the part of the model that it is of, "" for all of it
     lacks    the parameters without a gradient, see `number_ranges`; zeros are sent for them
+    state    what the user of the worker keeps, as JSON; "" if it has not changed
     """
 
     version: int
@@ -62,6 +63,7 @@ class Header(NamedTuple):
     weight: int
     part: str = ""
     lacks: str = ""
+    state: str = ""
 
 
 class Push:
@@ -307,7 +309,12 @@ class Push:
         identity = (me.worker, me.incarnation, self.seq, header.version, header.weight if counts else 0, digests)
         while True:
             try:
-                return scripts.push(*identity, header.history, header.unit, header.traces, header.part, header.lacks)
+                return scripts.push(
+                    *(*identity, header.history, header.unit, header.traces),
+                    part=header.part,
+                    lacks=header.lacks,
+                    state=header.state,
+                )
             except (ServerRestarted, WrongOrder):  # this session does not miscount: the server forgot some
                 raise me.server_restarted() from None
             except JobNotFound:

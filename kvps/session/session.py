@@ -36,9 +36,10 @@ from kvps.session.iteration import iteration_timer
 from kvps.session.membership import Membership
 from kvps.session.missing import with_zeros
 from kvps.session.pull import Pulled, WeightPull
-from kvps.session.push import Header, Push
+from kvps.session.push import Header, Push, PushState
 from kvps.session.round import Round
 from kvps.session.units import Units
+from kvps.session.worker_state import WorkerState
 from kvps.transport.opening import OpenedJob
 from kvps.transport.version_age import version_age_s
 
@@ -81,6 +82,7 @@ class Session:
         self._reader = access.reader
         self._round = Round(self._new_push())
         self._units = Units(access, self._membership)
+        self._state = WorkerState(joined.state, worker)
         self._spare: Array | None = None  # the memory of `buffers` where no segment is lent
 
     @property
@@ -118,6 +120,17 @@ class Session:
     def version(self) -> int:
         """The version of the weights that the last pull returned."""
         return self._membership.version
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What this worker's user keeps beside the weights, as an epoch or a sampler's position: a dict of at most
+        64 KiB as JSON. It travels with each push, and becomes part of the job in the commit of that contribution. A
+        worker that comes back finds it as it was then, exactly as old as its `clock`; a checkpoint has it too."""
+        return self._state.value
+
+    @state.setter
+    def state(self, value: dict[str, Any]) -> None:
+        self._state.value = value
 
     @property
     def undelivered(self) -> int:
@@ -292,11 +305,13 @@ class Session:
             grads, lacks = with_zeros(self.layout, grads, has, part)
         rest = self.layout.rest(grads, "gradient", has, part)
         traces = self._timer.due()
-        header = Header(self.version, pulled.history, round_.unit, traces, weight, part, lacks)
+        state = self._state.to_send()
+        header = Header(self.version, pulled.history, round_.unit, traces, weight, part, lacks, state)
         more_units = True
         try:
             accepted = round_.push.send(self._encoder.flat(rest, round_.buffers), header, round_.buffers, withdraws)
             self.clock, self.round, self._membership.weight_sum, more_units = accepted
+            self._state.accepted()
             self._units.pushed(round_.unit)
         except UnitDone as done:
             self._membership.duplicates += 1
@@ -307,6 +322,8 @@ class Session:
             self.round = self.version + 1  # that round is over
             raise
         finally:
+            if round_.push.state is not PushState.UNKNOWN:
+                self._state.refused()
             if round_.push.done:
                 self._round = round_.following(self._new_push(), self._access.config, more_units)
         self._timer.sent(traces)

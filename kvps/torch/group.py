@@ -76,6 +76,7 @@ class GroupSession:
         self._channel = channel
         self._session: Session | None = None  # the leader's
         self._ending: RunEnds | None = None
+        self._own_state: dict[str, Any] = {}
         self._weights: Array = np.zeros(job.layout.size, DTYPE)
         self._skips = job.config.skips_missing
         # Behind the gradients, how many members have one of each parameter: so one sum tells what all of them lack.
@@ -151,6 +152,17 @@ class GroupSession:
     def ended_by(self, error: BaseException | None) -> bool:
         """Return whether the group has raised an error because its job was stopped or suspended."""
         return error is not None and error is self._ending
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The worker's state in the leader, see `Session.state`; another member's own dict, which goes nowhere."""
+        return self._session.state if self._session else self._own_state
+
+    @state.setter
+    def state(self, value: dict[str, Any]) -> None:
+        if self._session:
+            self._session.state = value
+        self._own_state = value
 
     @property
     def _leading(self) -> Session:

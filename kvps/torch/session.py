@@ -178,6 +178,15 @@ class TorchSession:
         return batches_of(self, dataset, batch_size, epochs, seed, loader)
 
     @property
+    def state(self) -> dict[str, Any]:
+        """What this worker's user keeps beside the weights, see `Session.state`. Of a group, the leader's counts."""
+        return self.session.state
+
+    @state.setter
+    def state(self, value: dict[str, Any]) -> None:
+        self.session.state = value
+
+    @property
     def stopping(self) -> bool:
         """Whether the job was stopped or suspended, as far as this worker knows: its loop ends soon, at `pull`."""
         return self.session.stopping

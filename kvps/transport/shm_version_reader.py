@@ -13,7 +13,8 @@ from kvps.arrays.formats import FP32, Format
 from kvps.arrays.layout import DTYPE, Array
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import KvpsError
-from kvps.protocol.job_state import AnyState, Mirrored, RoundState
+from kvps.protocol.job_state import AnyState, RoundState
+from kvps.protocol.noted_versions import Mirrored
 from kvps.transport.access import JobAccess
 from kvps.transport.shared_memory import ReadableSegment, Segments, SharedMemoryLost, free_bytes
 from kvps.transport.version_reader import VersionReader

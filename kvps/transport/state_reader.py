@@ -11,9 +11,10 @@ from kvps.connection.client import WAIT_MS
 from kvps.connection.resp import Command
 from kvps.errors import NotPermitted
 from kvps.protocol.answers import NextUnit, job_not_found, made_anew
-from kvps.protocol.job_state import Pin, RoundState, State
+from kvps.protocol.job_state import RoundState, State
 from kvps.protocol.keys import following
 from kvps.protocol.lua_scripts import with_scripts
+from kvps.protocol.noted_versions import Pin
 from kvps.protocol.scripts import SCRIPTS
 from kvps.transport.access import JobAccess
 
@@ -92,11 +93,12 @@ class StateReader:
         self._check_there(replies[0])
         return RoundState.of(worker, self._layout.shards, *replies)
 
-    def _state(self, *before: Command) -> State:
+    def _state(self, *before: Command, states: bool = False) -> State:
         k = self._keys
         hashes = [("HGETALL", key) for key in (k.version, k.clock, k.skip, k.workers, k.units)]
         newest = ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)
-        replies = self._client.together([*before, *hashes, newest])[len(before) :]
+        others = [("HGETALL", k.states)] if states else []
+        replies = self._client.together([*before, *hashes, newest, *others])[len(before) :]
         self._check_there(replies[0])
         return State.of(self._layout.shards, *replies)
 
@@ -113,9 +115,9 @@ class StateReader:
         JobNotFound."""
         pin = self._scripts.pinning(self._patience_ms(arrays))
         try:
-            return with_scripts(self._client.call, SCRIPTS, lambda: self._state(pin))
+            return with_scripts(self._client.call, SCRIPTS, lambda: self._state(pin, states=True))
         except NotPermitted:
-            return self._state()
+            return self._state(states=True)
 
     def _patience_ms(self, arrays: int = 1) -> int:
         return _PIN_MS + arrays * self._layout.nbytes // _SLOW_BYTES_PER_MS

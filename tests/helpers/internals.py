@@ -34,9 +34,9 @@ def lose_next_answer() -> None:
     """Let the next push of any session count, but lose its answer."""
     push = JobScripts.push
 
-    def lost(*arguments: Any) -> Any:
+    def lost(*arguments: Any, **named: Any) -> Any:
         JobScripts.push = push  # type: ignore[method-assign]
-        push(*arguments)
+        push(*arguments, **named)
         raise ServerLost("the answer was lost")
 
     JobScripts.push = lost  # type: ignore[assignment, method-assign]

@@ -28,6 +28,7 @@ LONG = {  # file: why it is longer
     "kvps/connection/sockets.py": "the bytes of one connection",
     "kvps/device/base.py": "the only module that knows CuPy",
     "kvps/job.py": "the public face of a job",
+    "kvps/protocol/keys.py": "the one table of keys",
     "kvps/protocol/scripts.py": "a typed method for every script",
     "kvps/server/private_server.py": "one server's whole life",
     "kvps/session/session.py": "the public face of a worker",

@@ -65,6 +65,11 @@ SMALL = [
     case(1, 0, stops=1, units=2),
     case(1, 0, stops=1, **ROUNDS),
     case(1, 0, stops=1, pauses=1),
+    case(1, 0, states=True, kills=1, lost=1),
+    case(1, 0, states=True, bad=1, evictions=1),
+    case(1, ASP, states=True, evictions=1, rounds=1),
+    case(1, 0, states=True, workers=1, losses=1),
+    case(1, 1, states=True, units=3, units_per_round=1),
     case(1, 0, stops=1, workers=1, losses=1, rounds=1),
 ]
 # These were explored with the model as it is: see `explored.json`.
@@ -227,6 +232,11 @@ SEEN = {  # the mutant, and where it shows
     "push-stop-repeat": ((1, 0), {"stops": 1, "lost": 1}),
     "next-unit-stop": ((1, 0), {"stops": 1} | ROUNDS),
     "plan-pause": ((1, 0), {"pauses": 1}),
+    "push-state-lost": ((1, 0), {"states": True, "lost": 1}),
+    "join-state-waits": ((1, 0), {"states": True, "evictions": 1}),
+    "ready-state-newest": ((1, ASP), {"states": True, "workers": 1}),
+    "ready-state-kept": ((1, 0), {"states": True}),
+    "reject-state": ((1, 0), {"states": True, "bad": 1}),
     "free-owner": ((1, 0), {"takeovers": 1}),
     "push-restart": ((1, 0), LOSSES),
     "ready-restart": ((1, 0), LOSSES),

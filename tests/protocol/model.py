@@ -79,13 +79,14 @@ class Model:
     quorum: int = 0
     drops: bool = False
     units_per_round: int = 0
+    states: bool = False
     scripts: Scripts = field(init=False)
 
     def __post_init__(self) -> None:
         limit = JobConfig(staleness=self.staleness, max_pending=self.max_pending).max_pending
         if self.units_per_round:
             limit = self.units_per_round * (self.staleness + 1)
-        sizes = (self.quorum, self.drops, self.units_per_round)
+        sizes = (self.quorum, self.drops, self.units_per_round, self.states)
         scripts = Scripts(self.staleness, limit, self.without, self.clustered, *sizes)
         object.__setattr__(self, "scripts", scripts)
 
@@ -101,7 +102,8 @@ class Model:
             *((), (0,) * self.workers, (None,) * self.workers, (), None, 0, (None,) * self.shards),
             *(tuple(shard % 2 for shard in range(self.shards)), *((1,) * self.shards,) * 2, (0,) * self.shards),
             frozenset(Staged(shard, 0, 0, ()) for shard in range(self.shards)),
-            *((FREE,) * self.units, 0, frozenset(), frozenset(), 1, 0, (RUNS, 0), 0, None, False),
+            *((FREE,) * self.units, 0, frozenset(), frozenset(), 1, 0),
+            *((RUNS, 0), ((0, 0),) * self.workers, frozenset(), 0, None, False),
             *((None,) * self.workers, None, tuple(map(tuple, holders)), None, (), None, None, frozenset()),
             *(self.faults, ""),
         )
@@ -249,7 +251,9 @@ class Model:
         if not (active or s.zombie) if session else more:
             answer, t = self.scripts.join(s, worker)
             if answer[0] == "OK":
-                _, life, round_, weight_sum = answer
+                _, life, round_, weight_sum, kept = answer
+                if self.states and kept != self._newest(s, worker):
+                    t = t._replace(wrong="a worker that joins gets another state than its last contribution's")
                 begun = Session(life, 0, round_, "take" if self.units else "pull", weight_sum=weight_sum)
                 t = t._replace(sessions=put(s.sessions, worker, begun))
                 if session and (session.does != "pull" or self._ends(s, session)):  # else it sees that it is out
@@ -579,7 +583,7 @@ class Model:
                 return "more than max_pending wait"
             if entry and entry.state == GONE and entry.pending:
                 return "a worker is gone though its contributions wait"
-        if wrong := self._units_broken(s) or self._rounds_broken(s) or self._stop_broken(s):
+        if wrong := self._units_broken(s) or self._rounds_broken(s) or self._stop_broken(s) or self._states_broken(s):
             return wrong
         spent = self.faults.kills - s.faults.kills + self.faults.evictions - s.faults.evictions
         alone = not self.units and not s.life and s.job == 1
@@ -623,6 +627,20 @@ class Model:
                 return "a unit is in two commits"
             if has != [is_] and (has, is_) != ([], FREE):
                 return "a unit is lost, or there twice"
+        return ""
+
+    def _newest(self, s: State, worker: int) -> tuple[int, int]:
+        """The worker's last contribution that is committed, or waits for its commit."""
+        counting = [c for plan in s.log for c in plan.contributions]
+        return max([c[1:3] for c in (*counting, *s.inbox) if c.worker == worker], default=(0, 0))
+
+    def _states_broken(self, s: State) -> str:
+        """What is wrong with the states of workers, or ""."""
+        if self.states and s.noted != {c[:3] for c in s.inbox}:
+            return "a state is lost, or waits without its contribution"
+        for worker, state in enumerate(s.states if self.states else ()):
+            if state != self._newest(s._replace(inbox=()), worker):
+                return "a committed state is not that of the last committed contribution"
         return ""
 
     def _stop_broken(self, s: State) -> str:
@@ -722,6 +740,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("staleness", type=int, help="-1 is ASP, 0 BSP, N SSP")
     parser.add_argument("mutants", nargs="*", metavar="mutant", help="checks to leave out: " + ", ".join(MUTANTS))
     parser.add_argument("--joining", action="store_true", help="begin before anybody has joined")
+    parser.add_argument("--states", action="store_true", help="workers have states that travel with each push")
     parser.add_argument("--drops", action="store_true", help="late contributions are dropped")
     parser.add_argument("--limit", type=int, default=5_000_000, help="states to visit at most")
     counts = {"rounds": 2, "workers": 2, "max_pending": 0, "units": 0, "quorum": 0, "units_per_round": 0}
@@ -733,7 +752,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
     faults = Faults(*(getattr(got, name) for name in Faults._fields))
     sizes = (got.rounds, got.workers, got.max_pending, not got.joining, got.units, got.quorum, got.drops)
-    sizes = (*sizes, got.units_per_round)
+    sizes = (*sizes, got.units_per_round, got.states)
     began = time.perf_counter()
     result = explore(Model(got.shards, got.staleness, faults, frozenset(got.mutants), *sizes), got.limit)
     whole = "" if result.complete else ", not all there are"

@@ -95,6 +95,11 @@ MUTANTS = {
     "push-stop": "push: also of a round behind the last one",
     "push-stop-repeat": "push: a repeat is told that the job has stopped, though it was accepted",
     "next-unit-stop": "take: a unit of a round behind the last one",
+    "push-state-lost": "push: a repeat drops the worker's state that came with the first call",
+    "join-state-waits": "join: the committed state, though a newer one waits with its contribution",
+    "ready-state-newest": "ready: the newest state of a worker, also that of a contribution that waits on",
+    "ready-state-kept": "ready: the states of what was committed stay in the way",
+    "reject-state": "reject: the state of what was rejected is kept for a later version",
     "plan-pause": "plan: also while the job is paused",
     "acquire-restart": "acquire: also after a restart of the server",
     "acquire-clears": "acquire: what the last holder said stays said",
@@ -304,6 +309,8 @@ class State(NamedTuple):
     job: int  # its id; 0: there is none
     removed: int  # the id of one that is being removed; 0: the name is free
     run: tuple[str, int]  # whether it runs, is paused or is stopped, and then the last round
+    states: tuple[tuple[int, int], ...]  # of each worker: the contribution with which its committed state came
+    noted: frozenset[tuple[int, int, int]]  # contributions that wait, and their workers' states with them
 
     life: int
     disk: tuple[Any, ...] | None  # all of the above as it was when something was written to the disk last
@@ -355,6 +362,8 @@ class State(NamedTuple):
             promised=frozenset(),
             job=0,
             run=(RUNS, 0),
+            states=((0, 0),) * workers,
+            noted=frozenset(),
         )
 
     @property
@@ -448,6 +457,7 @@ class Scripts:
     quorum: int = 0
     drops: bool = False
     units_per_round: int = 0
+    states: bool = False
 
     @property
     def in_step(self) -> bool:
@@ -575,7 +585,8 @@ class Scripts:
         fresh = Entry(life, ACTIVE, 0, pending, round_ - clock - pending, 0, False, None, weight_sum=weight_sum)
         if entry:
             s = self.drop_unit(s, worker, "join-unit")
-        return ("OK", life, round_, weight_sum), s.entered(worker, fresh)
+        waiting = [c[1:] for c in s.noted if c[0] == worker and self.has("join-state-waits")]
+        return ("OK", life, round_, weight_sum, max([s.states[worker], *waiting])), s.entered(worker, fresh)
 
     def take(self, s: State, worker: int, incarnation: int, job: int | None = None, late: bool = False) -> Outcome:
         """`late` says that a unit is out for so long that it is handed out a second time."""
@@ -630,6 +641,8 @@ class Scripts:
             if entry.late == seq and not self.units_per_round and self.has("push-late-repeat"):
                 return ("LATE",), s
             entry = entry._replace(weight_sum=entry.weight_sum + (not ask and not self.has("push-weight-sum-once")))
+            if not self.has("push-state-lost"):
+                s = s._replace(noted=s.noted - {(worker, session.incarnation, seq)})
             return ("ACK", entry.round, entry.weight_sum), s.entered(worker, entry)
         if entry.state != ACTIVE and self.has("push-state"):
             return ("EVICTED",), s
@@ -669,6 +682,8 @@ class Scripts:
         base = session.base if self.drops or self.units_per_round else 0
         c = Contribution(worker, entry.incarnation, seq, entry.round, unit, base)
         s = s.entered(worker, entry).united(unit, PUSHED)._replace(accepted=s.accepted | {c})
+        if self.states:  # each push brings another one
+            s = s._replace(noted=s.noted | {c[:3]})
         return ("ACK", entry.round, entry.weight_sum), s._replace(
             inbox=tuple(sorted((*s.inbox, c)))
         )  # a plan sorts them so anyway
@@ -776,7 +791,10 @@ class Scripts:
                 s = s.united(c.unit, DONE if self.has("ready-over") else FREE)
             elif self.has("ready-frees" if over else "ready-done"):
                 s = s.united(c.unit, FREE if over else DONE)
+        states, moved = self._moved_states(s, decided)
         flipped = s._replace(
+            states=states,
+            noted=s.noted - moved if self.has("ready-state-kept") else s.noted,
             log=(*s.log, decided),
             clock=tuple(clock),
             inbox=tuple(c for c in s.inbox if c not in decided.contributions),
@@ -787,6 +805,18 @@ class Scripts:
             bytes=frozenset(b for b in s.bytes if b.version > s.version or b.job != s.job or self.clustered),
         )
         return ("FLIPPED",), flipped
+
+    def _moved_states(
+        self, s: State, plan: Plan
+    ) -> tuple[tuple[tuple[int, int], ...], frozenset[tuple[int, int, int]]]:
+        """The committed states of all workers after a plan, and the contributions whose states become committed."""
+        theirs = {c[:3] for c in plan.contributions}
+        if not self.has("ready-state-newest"):
+            theirs = {c for c in s.noted if c[0] in {worker for worker, _, _ in theirs}}
+        states = s.states
+        for worker, *which in sorted(theirs & s.noted):
+            states = put(states, worker, max(states[worker], tuple(which)))
+        return states, frozenset(theirs)
 
     def reject(
         self,
@@ -826,6 +856,7 @@ class Scripts:
             ready=(None,) * len(s.ready) if self.has("reject-clears") else s.ready,
             inbox=tuple(c for c in s.inbox if c != out),
             rejected=s.rejected | {out},
+            noted=s.noted - {out[:3]} if self.has("reject-state") else s.noted,
         )
         return ("OK",), s._replace(plan=None) if again and self.has("reject-closes") else s
 

@@ -22,6 +22,7 @@ from kvps.history.checkpoint import units_anew, workers_anew
 from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import State
+from kvps.protocol.worker_states import committed
 from kvps.transport.shm import ShmTransport
 
 log = logging.getLogger("kvps.mirror")
@@ -212,4 +213,5 @@ def rollback_record(state: State) -> dict[str, object]:
         "skip": {m.worker: str(m.skip) for m in members},
         "workers": workers_anew(entries, {m.worker: m.round for m in members}, awaited=False),
         "units": units_anew(state.units),
+        "states": committed(state.states),
     }

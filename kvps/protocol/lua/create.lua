@@ -1,11 +1,11 @@
 -- create: make a job whose first version is already staged: version 0, or the version of a checkpoint.
--- KEYS version:hash config:hash layout:string commits:stream removed:string clock:hash skip:hash workers:hash units:hash
+-- KEYS version:hash config:hash layout:string commits:stream removed:string clock:hash skip:hash workers:hash units:hash states:hash
 -- KEYS free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash never
 -- ARGV job layout run_id name shards checkpoint settings...
 --   job: a nonce; it is also the first history
 --   layout: JSON
 --   name: the staged name of the first version
---   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, clock, skip, workers, units
+--   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, clock, skip, workers, units, states
 --   settings: field, value, ... of config
 -- USES index log numbers
 -- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier job is being removed | {WRONGTYPE, key, is, want}
@@ -15,7 +15,7 @@ if id or redis.call('EXISTS', keys.version, keys.config, keys.layout) > 0 then r
 if redis.call('EXISTS', keys.removed) > 0 then return { 'REMOVED' } end
 local earlier = checkpoint ~= '' and cjson.decode(checkpoint)
 
-redis.call('DEL', keys.commits, keys.clock, keys.skip, keys.workers, keys.units)
+redis.call('DEL', keys.commits, keys.clock, keys.skip, keys.workers, keys.units, keys.states)
 redis.call('HSET', keys.config, unpack(settings))
 redis.call('SET', keys.layout, layout)
 -- The chain starts from the id, so that two jobs of one name never share a head; or it continues a checkpoint's.

@@ -1,13 +1,13 @@
 -- join: begin a new incarnation of a worker id, and admit it at a round after the open plan.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset plan:hash commits:stream units:hash
--- KEYS free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash turns:stream never
+-- KEYS free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash turns:stream states:hash never
 -- ARGV job worker nonce replaces process
 --   nonce: of this call
 --   replaces: the incarnation judged dead, '*' to take over, '' for neither
 --   process: JSON: host, pid, ... of the process
--- USES job log numbers time turns unit_rounds units weight_sums workers
+-- USES job log numbers states time turns unit_rounds units weight_sums workers
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', sum of
---     weights as in push} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker | {COMPLETE,
+--     weights as in push, its newest accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker | {COMPLETE,
 --     worker...}: these divide the task's data and all have joined | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local refused, version, furthest, free_rank = read_job(job, 'version', 'furthest', 'free_rank')
@@ -20,7 +20,8 @@ local clock = tonumber(redis.call('HGET', keys.clock, worker) or '0')
 local committed = clock + tonumber(redis.call('HGET', keys.skip, worker) or '0')
 local pending = entry and entry.round - committed or 0
 local function answer()
-  return { 'OK', entry.rank, entry.incarnation, entry.round, clock, pending, entry.residual or '', weight_sum(entry) }
+  return { 'OK', entry.rank, entry.incarnation, entry.round, clock, pending, entry.residual or '', weight_sum(entry),
+    newest_state(worker, pending) }
 end
 
 if entry and entry.nonce == nonce then return answer() end

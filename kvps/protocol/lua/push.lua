@@ -1,12 +1,12 @@
 -- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer. A late one may be
 -- dropped: its sequence number is used up all the same, so that nothing else is ever stored under its names.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset inbox:stream trace(worker):stream
--- KEYS units:hash taken_units:zset free_units:zset commits:stream pushed:zset rounds:zset plan:hash losses:hash never
--- ARGV job worker incarnation seq base weight digests history unit mode part lacks traces...
+-- KEYS units:hash taken_units:zset free_units:zset commits:stream pushed:zset rounds:zset plan:hash losses:hash states:hash never
+-- ARGV job worker incarnation seq base weight digests history unit mode part lacks state traces...
 --   base: the version that it was computed on
 --   weight: 0 counts as zeros
 --   digests: one a shard, or '-'
---   unit: the unit of data that it used, or ''
+--   unit: the unit of data that it used, or ''; state: what the worker's user keeps, as JSON; '' if it is as before
 --   mode: 'ask' to change nothing, and only say whether it was accepted before
 --   part: the part of the model that it is of, or '' for all of it; lacks: parameters without a gradient, as '0-3,7'
 --   traces: of earlier iterations of the worker, "field value field value ..." each
@@ -82,7 +82,6 @@ local round = digits(entry.round)
 -- This text goes into the plan and the log as it is: no script takes it apart and puts it together again.
 local text = table.concat({ worker, incarnation, digits(seq), round, digits(base), weight, entry.unit or '-',
   digests, part ~= '' and part or nil }, ' ') .. (lacks ~= '' and ' lacks:' .. lacks or '')
--- The time is a field: an id is no time where the server's clock was set back, as ids never go back.
 local now = now_ms()
 local fields = { 'rank', digits(entry.rank), 'round', round, 'arrived', digits(now), 'contribution', text }
 local taken = entry.unit and note_pushed(worker, entry.unit)
@@ -92,6 +91,7 @@ if rounds then
 end
 redis.call('XADD', keys.inbox, '*', unpack(fields))
 entry.unit, entry.residual = nil, nil
+if state ~= '' then redis.call('HSET', keys.states, worker .. ' ' .. incarnation .. ':' .. digits(seq), state) end
 write_worker(worker, entry)
 redis.call('ZADD', keys.heartbeat, now, worker)
 redis.call('ZADD', keys.pushed, round, worker)

@@ -2,11 +2,11 @@
 -- A note of a shard is of its present term: a script that gives it another term deletes the note. So a call looks at its
 -- own shard alone, and only the last one at all of them.
 -- KEYS version:hash config:hash clock:hash skip:hash inbox:stream plan:hash ready:hash commits:stream pin:string
--- KEYS units:hash free_units:zset taken_units:zset rounds:zset draining:zset turns:stream term(shard):string never
+-- KEYS units:hash free_units:zset taken_units:zset rounds:zset draining:zset states:hash turns:stream term(shard):string never
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
--- USES job log numbers rounds turns unit_rounds units
+-- USES job log numbers rounds states turns unit_rounds units
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
 --     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
 --     | {DIGEST, digest}: this term staged something else | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
@@ -62,6 +62,7 @@ else
   local ms, number = through:match('^(%d+)-(%d+)$')
   redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- this plan takes the oldest entries
 end
+commit_states(plan.contributions)
 redis.call('DEL', keys.plan, keys.ready)
 local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
 local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now) }

@@ -3,11 +3,11 @@
 -- hold earlier rounds of that worker, for which the others still wait.
 -- In rounds of units, a unit whose bytes are damaged is computed again: its round is not whole, and the plan is closed.
 -- KEYS version:hash config:hash inbox:stream plan:hash ready:hash commits:stream skip:hash units:hash free_units:zset
--- KEYS taken_units:zset rounds:zset draining:zset turns:stream term(shard):string never
+-- KEYS taken_units:zset rounds:zset draining:zset turns:stream states:hash term(shard):string never
 -- ARGV job term plan_id contribution reason damaged
 --   contribution: its text in the plan
 --   damaged: '1' if its bytes are not those that were accepted, else '0'
--- USES job log numbers plans replies rounds turns unit_rounds units
+-- USES job log numbers plans replies rounds states turns unit_rounds units
 -- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local refused = read_job(job)
@@ -24,6 +24,7 @@ if not place then return { 'PLAN' } end
 
 redis.call('DEL', keys.ready) -- allowed when memory is full, and lets the script write
 local author, unit = author_and_unit(contribution)
+drop_state(contribution)
 if damaged == '1' and read_unit_rounds() then
   redis.call('DEL', keys.plan)
   end_rounds({ contribution }, keys.skip, 0)

@@ -3,7 +3,7 @@
 -- are done again, and the answer counts the versions lost.
 -- KEYS version:hash workers:hash heartbeat:zset plan:hash ready:hash commits:stream units:hash pin:string clock:hash
 -- KEYS skip:hash inbox:stream mirror:string turns:stream free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset
--- KEYS finished:set ranks:hash config:hash lease(*):string term(*):string never
+-- KEYS finished:set ranks:hash config:hash states:hash lease(*):string term(*):string never
 -- ARGV job shard term history memory record
 --   term: of the shard, which the caller holds
 --   history: the new one
@@ -27,7 +27,7 @@ if not text then return { 'NOMIRROR' } end
 local earlier = cjson.decode(text)
 if earlier.replaces and earlier.replaces ~= head then return { 'HEAD', head } end
 redis.call('DEL', keys.workers, keys.heartbeat, keys.plan, keys.ready, keys.units, keys.pin, keys.clock, keys.skip,
-  keys.inbox)
+  keys.inbox, keys.states)
 restore_hashes(earlier)
 for worker, entry in pairs(earlier.workers) do
   if cjson.decode(entry).state == 'rejoining' then redis.call('ZADD', keys.heartbeat, now_ms(), worker) end

@@ -10,6 +10,7 @@ local function restore_hashes(state)
   restore(keys.skip, state.skip)
   restore(keys.workers, state.workers)
   restore(keys.units, state.units)
+  restore(keys.states, state.states)
 end
 
 -- Makes the sets from the job's hashes, so this works only while no contribution waits.

@@ -1,0 +1,144 @@
+"""What a worker keeps beside the weights: it is exactly as old as the worker's clock, whatever happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.faults import full_server
+from helpers.harness import aggregating, await_version
+from helpers.internals import lose_next_answer
+from helpers.waiting import eventually
+
+import kvps
+from kvps.protocol.plan import Plan
+from kvps.store import Store
+
+pytestmark = pytest.mark.contract
+
+PARAMS = {"x": np.zeros(4, np.float32)}
+GRADIENT = {"x": np.ones(4, np.float32)}
+PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "transport": "redis"}
+
+
+def step(session: kvps.Session) -> None:
+    session.pull()
+    session.state["done"] = session.clock + 1
+    session.push(GRADIENT)
+
+
+def test_a_state_is_as_old_as_the_clock_of_the_copy_that_comes_back(store: Store) -> None:
+    """Committed or still waiting, and whatever the copy before had not pushed. A checkpoint has what is committed."""
+    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    first = job.join("w0")
+    assert first.state == {}
+    with aggregating(job):
+        step(first)
+        step(first)
+        await_version(job, 1)
+        eventually(lambda: not job.inbox(), 60)
+    version, committed = job.state().version, job.checkpoint()
+    assert job.states() == {"w0": {"done": 2}}
+    step(first)
+    first.state["done"] = 1_000  # the process dies before it has pushed that
+    second = job.join("w0", takeover=True)
+    assert second.clock == 3
+    assert second.state == {"done": 3}
+    assert job.states() == {"w0": {"done": 2}}, "nothing is committed since"
+    assert job.state().version == version
+    step(second)
+    assert job.join("w0", takeover=True).state == {"done": 4}, "two incarnations' contributions wait"
+    with aggregating(job):
+        eventually(lambda: not job.inbox(), 60)
+    assert job.states() == {"w0": {"done": 4}}
+
+    again = store.restore_job(committed, "again")
+    assert again.states() == {"w0": {"done": 2}}
+    with again.join("w0") as back, again.join("w1") as new:
+        assert (back.clock, back.state) == (2, {"done": 2})
+        assert new.state == {}
+        with aggregating(again):
+            step(back)
+            eventually(lambda: again.states() == {"w0": {"done": 3}}, 60)
+
+
+def test_a_checkpoints_file_has_the_states(store: Store, tmp_path: Any) -> None:
+    job = store.create_job("job", PARAMS, **PATIENT)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        session.state = {"epoch": 3, "order": [2, 0, 1], "rng": "x" * 60_000}
+        session.push(GRADIENT)
+        await_version(job, 1)
+        job.checkpoint().write(tmp_path / "c.safetensors")
+    again = store.restore_job(kvps.Checkpoint.load(tmp_path / "c.safetensors"), "again")
+    assert again.states() == {"w0": {"epoch": 3, "order": [2, 0, 1], "rng": "x" * 60_000}}
+    assert again.join("w0").state["epoch"] == 3
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["refused", "lost reply"])
+def test_a_push_that_is_made_again_brings_its_state_once(store: Store, lost: bool) -> None:
+    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    session = job.join("w0")
+    session.pull()
+    session.state["done"] = 1
+    if lost:
+        lose_next_answer()
+        with pytest.raises(kvps.ServerLost):
+            session.push(GRADIENT)
+        session.state["more"] = "what came later travels with the next push"
+        session.push(GRADIENT)
+    else:
+        with full_server(store), pytest.raises(kvps.ServerFull):
+            session.push(GRADIENT)
+        session.push(GRADIENT)
+    states = job.access.client.call("HGETALL", job.access.keys.states)
+    assert states == {f"w0 {session.incarnation}:1": '{"done":1}'}
+    if lost:
+        step(session)
+        assert job.join("w0", takeover=True).state.keys() == {"done", "more"}
+
+
+def test_the_state_of_what_is_rejected_is_dropped(store: Store) -> None:
+    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    session = job.join("w0")
+    step(session)
+    term = job.access.scripts.acquire(0, "test", 60_000, "nonce").term
+    plan = job.access.scripts.plan().plan
+    assert isinstance(plan, Plan)
+    job.access.scripts.reject(0, term, plan, plan.contributions[0], "for a test")
+    assert job.join("w0", takeover=True).state == {}
+    assert job.access.client.call("HGETALL", job.access.keys.states) == {}
+
+
+def test_only_what_has_changed_travels(store: Store) -> None:
+    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    session = job.join("w0")
+    step(session)
+    session.pull()
+    session.push(GRADIENT)
+    assert len(job.access.client.call("HKEYS", job.access.keys.states)) == 1
+    assert job.join("w0", takeover=True).state == {"done": 1}
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ([], "state must be a dict"),
+        ({"a": object()}, "JSON can hold"),
+        ({1: 2}, "strings as keys"),
+        ({"a": (1, 2)}, "lists for tuples"),
+        ({"a": float("nan")}, "no NaN"),
+        ({"a": "x" * 70_000}, r"has 70,008 bytes as JSON, and may have 65,536"),
+    ],
+)
+def test_a_state_that_cannot_travel_is_refused_and_nothing_is_pushed(store: Store, state: Any, said: str) -> None:
+    job = store.create_job("job", PARAMS, **PATIENT)
+    session = job.join("w0")
+    session.pull()
+    session.state = state
+    with pytest.raises(kvps.UsageError, match=said):
+        session.push(GRADIENT)
+    assert not job.inbox()
+    session.state = {"a": 1}
+    assert session.push(GRADIENT) == 1
