@@ -1,7 +1,7 @@
 """DistributedDataParallel over gloo, which tests compare kvps.torch with; each rank is its own process.
 
 python ddp.py RANK WORKERS FOLDER      rank 0 leaves FOLDER/<optimizer>.npz, the final weights, and its buffers in
-                                       FOLDER/<optimizer>-buffers.npz
+                                       FOLDER/<optimizer>-buffers.npz, and its last loss in ...-loss.npz
 python ddp.py RANK WORKERS FOLDER experts   the same of a model of which a rank does not use all, each round
 """
 
@@ -102,10 +102,12 @@ def main(rank: int, workers: int, folder: Path, *what: str) -> None:
         optimizer = make(model.parameters())
         for round_ in range(ROUNDS):
             optimizer.zero_grad()
-            loss_of(together, rank, round_).backward()
+            loss = loss_of(together, rank, round_)
+            loss.backward()
             optimizer.step()
         if rank == 0:
             np.savez(folder / f"{name}.npz", **weights_of(model))
+            np.savez(folder / f"{name}-loss.npz", loss=loss.item())
             np.savez(folder / f"{name}-buffers.npz", **{name: b.numpy() for name, b in model.named_buffers()})
     torch.distributed.destroy_process_group()
 

@@ -92,6 +92,29 @@ def test_bsp_ends_as_distributed_data_parallel(store: Store, of_ddp: dict[str, W
 
 
 @pytest.mark.slow
+def test_the_optimizer_ends_as_distributed_data_parallel(store: Store, of_ddp: dict[str, Weights]) -> None:
+    """In the loop that the processes of DistributedDataParallel have, and with their loss."""
+    model = net()
+    job = create(store, model, OPTIMIZERS["adam"](model.parameters()))
+
+    def run(number: int, model: nn.Module) -> None:
+        adam = OPTIMIZERS["adam"](model.parameters())
+        with kvps.torch.Optimizer(adam, model, job=job, worker=f"w{number}") as optimizer:
+            for round_ in range(ROUNDS):
+                optimizer.zero_grad()
+                loss = loss_of(model, number, round_)
+                loss.backward()
+                optimizer.step()
+            losses[number] = loss.item()
+
+    losses: dict[int, float] = {}
+    models = [model, net()]
+    run_workers(job, *(partial(run, number, model) for number, model in enumerate(models)))
+    assert_close(weights_of(model), of_ddp["adam"])
+    assert losses[0] == pytest.approx(float(of_ddp["adam-loss"]["loss"]), abs=1e-6)
+
+
+@pytest.mark.slow
 def test_the_buffers_of_rank_0_end_as_in_distributed_data_parallel(store: Store, of_ddp: dict[str, Weights]) -> None:
     """With broadcast_buffers=True, its default, and within the rounding of the weights that they are computed with."""
     model = net()
