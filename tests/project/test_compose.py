@@ -63,6 +63,11 @@ def test_no_port_is_open_to_other_machines_unless_somebody_asks() -> None:
             assert re.match(r"127\.0\.0\.1:|\$\{\w+:-127\.0\.0\.1\}:", port), f"{name}: {port}"
 
 
+def test_a_process_of_kvps_has_the_time_to_leave() -> None:
+    ours = [each for each in SERVICES.values() if each["image"] in ("kvps", "kvps-cuda")]
+    assert {each["stop_grace_period"] for each in ours} == {"30s"}
+
+
 def test_the_password_is_a_secret_that_only_the_user_of_each_service_reads() -> None:
     assert COMPOSE["secrets"] == {"redis_password": {"environment": "KVPS_PASSWORD"}}
     for name, each in SERVICES.items():

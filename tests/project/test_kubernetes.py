@@ -145,6 +145,26 @@ def test_the_gpu_overlay_changes_the_workers_alone() -> None:
     assert gpu["worker"]["args"][-2:] == ["--gpu", "0"]
 
 
+@pytest.mark.slow
+def test_the_run_of_a_script_is_stopped_by_sigterm_and_resumed() -> None:
+    objects = loaded((FOLDER / "script.yaml").read_text())
+    for version in VERSIONS:
+        kubernetes_validate.validate(objects[0], version, strict=True)
+    job = one(objects, "Job", "script")
+    ((_, pod, container),) = pods(objects)
+    args = container["args"]
+    check_parses(args)
+    assert "--resume" in args
+    assert int(args[args.index("--stop-grace") + 1]) < pod["terminationGracePeriodSeconds"]
+    assert job["podReplacementPolicy"] == "Failed"
+    codes = {rule["action"]: rule["onExitCodes"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule}
+    named = {"containerName": container["name"], "operator": "In"}
+    assert codes == {"Ignore": named | {"values": [os.EX_TEMPFAIL]}, "FailJob": named | {"values": [2]}}
+    (worker,) = (each for each in pods(rendered(OVERLAYS["base"])) if each[0] == "worker")
+    assert (container["env"], container["securityContext"]) == (worker[2]["env"][:2], worker[2]["securityContext"])
+    assert pod["securityContext"] == worker[1]["securityContext"]
+
+
 # -- security -------------------------------------------------------------------------------------------------------
 
 

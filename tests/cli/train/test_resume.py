@@ -176,6 +176,28 @@ def test_a_copy_that_does_not_end_its_round_is_killed_and_named_and_that_round_i
     check_weights(last("static"), "static")
 
 
+def test_a_run_that_is_stopped_on_a_server_that_stays_goes_on_there(
+    lasting: kvps.Store, here: Path, start: Any
+) -> None:
+    """Without a checkpoint. Its workers have left, and yet the first that is back waits for the other: so all bits are
+    the same, though min_workers is 0."""
+    command = ["run", "-w", "2", "--redis", lasting.url, "--resume", "--", sys.executable, "static.py"]
+    running = start(*command)
+    assert eventually(at("static", 8))
+    running.process.send_signal(signal.SIGTERM)
+    running.output(os.EX_TEMPFAIL)
+    job = lasting.job("static")
+    state = job.state()
+    assert (state.run.state, state.settled, state.version) == ("suspended", True, state.clock["w0"])
+    (here / "hurry").touch()
+    done = kvps_run(*command)
+    assert done.returncode == 0, done.stderr
+    assert f"job static: goes on at version {state.version}, from the job on the server\n" in done.stderr
+    for name, array in plain_loop(model(), 2, ROUNDS, 0.05).items():
+        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert "finished at version" in kvps_run(*command).stderr
+
+
 def test_a_supervisor_that_is_killed_is_resumed_from_the_server_or_from_the_newest_checkpoint_that_can_be_read(
     here: Path, home: Path, start: Any
 ) -> None:
