@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from kvps.arrays.layout import Array
 from kvps.errors import CorruptData, KvpsError, UsageError
-from kvps.history.checkpoint import SUFFIX, write_tensors
+from kvps.history.checkpoint import SUFFIX, drop_asides, write_tensors
 from kvps.history.evaluations import Evaluation, Wanted, figures_json
 from kvps.machine.files import make_directory
 from kvps.parsing import Fields, file_name
@@ -34,8 +34,9 @@ class Best:
     """The best version of one job. `evaluation` is that of the file, None before there is one."""
 
     def __init__(self, directory: Path, wanted: Wanted, job: str, id: str) -> None:
-        """Go on from the file that an earlier process left. Raises UsageError if it is no file of this job."""
+        """Go on from the file that an earlier evaluator, which has ended, left. Raises UsageError if it is none."""
         self.path = best_file(directory, job, id)
+        drop_asides(self.path)
         self.evaluation = best_of(self.path)
         self._wanted, self._job, self._id = wanted, job, id
 

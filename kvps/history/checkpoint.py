@@ -279,6 +279,12 @@ def write_tensors(what: str, path: Path, tensors: Mapping[str, Array], metadata:
         raise KvpsError(f"could not write {what} {path}: {getattr(error, 'strerror', '') or error}") from None
 
 
+def drop_asides(path: Path) -> None:
+    """Delete what killed writers of `path` have left beside it, once nobody writes it any more."""
+    for aside in path.parent.glob(f".{path.name}.*"):
+        aside.unlink(missing_ok=True)
+
+
 def _counts(f: Fields, what: str) -> dict[str, int]:
     counts = f.json_fields(what)
     return {name(worker, what): counts.whole(worker) for worker in counts}

@@ -194,6 +194,8 @@ def test_the_best_version_is_kept_and_loads_anywhere(store: Store, tmp_path: Pat
     assert len(facts["digest"]) == 32
     assert set(facts["digest"]) != {"0"}
     assert list(listed(tmp_path)) == []
+    (path.parent / f".{path.name}.0a1b2c3d").write_bytes(b"half")  # as a killed evaluator leaves it
+    Evaluator(job, orders)
     assert [p.name for p in path.parent.iterdir()] == [path.name], "nothing is left beside it"
     path.write_bytes(b"no tensors")
     with pytest.raises(kvps.UsageError, match="is no best version that kvps has kept"):
