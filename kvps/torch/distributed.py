@@ -177,10 +177,11 @@ class Optimizer(torch.optim.Optimizer):
     # -- saved and resumed -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a script needs to go on: the parameter groups, and under "kvps" the job, the worker's clock and
-        how many steps it has taken. Momentum and moments are in the job: `kvps checkpoint save` saves them."""
-        session = self.worker.session
-        own = {"job": self.job.name, "id": self.job.id, "clock": session.clock, "steps": self.steps}
+        """Return what a script needs to go on: the parameter groups, and under "kvps" the job, the worker's clock, how
+        many steps it has taken, and its `state`. Momentum and moments are in the job: `kvps checkpoint save` saves
+        them."""
+        own = {"job": self.job.name, "id": self.job.id, "clock": self.worker.session.clock, "steps": self.steps}
+        own["state"] = dict(self.worker.state)
         return super().state_dict() | {_STATE: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -190,12 +191,12 @@ class Optimizer(torch.optim.Optimizer):
         if it has not, ValueError for other groups of parameters. If the same job has gone on, a line is logged.
         """
         own = state_dict.get(_STATE)
-        if not isinstance(own, dict) or not {"job", "id", "clock", "steps"} <= own.keys():
+        if not isinstance(own, dict) or not {"job", "id", "clock", "steps", "state"} <= own.keys():
             raise InvalidSetting(
                 "this is not the state of a kvps.torch.Optimizer: a job begins with momentum and moments at zero, so "
                 "leave it out, or go on from a checkpoint of the job"
             )
-        self._check_as_far(own)
+        self._go_on_from(own)
         super().load_state_dict(state_dict)
         for group, loaded in zip(self._torch.param_groups, self.param_groups, strict=True):
             group.update(loaded)  # a scheduler knows these
@@ -204,9 +205,11 @@ class Optimizer(torch.optim.Optimizer):
         self._pull()  # a library has just loaded a checkpoint of its own into the model
         self._rates.show()
 
-    def _check_as_far(self, own: dict[str, Any]) -> None:
+    def _go_on_from(self, own: dict[str, Any]) -> None:
+        """Take the worker's state, if the job is where it was. Raises InvalidSetting if it has not come there."""
         then, now = own["clock"], self.worker.session.clock
         if then == now:
+            self.worker.state = own["state"]
             return
         if own["id"] != self.job.id or then > now:
             raise InvalidSetting(

@@ -297,8 +297,9 @@ def test_a_state_goes_on_where_the_job_is(store: Store, caplog: pytest.LogCaptur
         optimizer = kvps.torch.Optimizer(OPTIMIZERS["adam"](model.parameters()), model, job=job)
         for number in range(3):
             plain(optimizer, model, number)
+        optimizer.worker.state = {"epoch": 1}  # it would travel with the next push
         saved = optimizer.state_dict()
-        assert saved["kvps"] == {"job": "job", "id": job.id, "clock": 3, "steps": 3}
+        assert saved["kvps"] == {"job": "job", "id": job.id, "clock": 3, "steps": 3, "state": {"epoch": 1}}
         at_3 = weights_of(model)
         optimizer.close(finished=False)
         optimizer.close()
@@ -312,7 +313,7 @@ def test_a_state_goes_on_where_the_job_is(store: Store, caplog: pytest.LogCaptur
             again[0].weight.zero_()  # as a library that loads its own checkpoint before
         resumed.load_state_dict(saved)
         assert_same_bits(weights_of(again), at_3)
-        assert (resumed.steps, resumed.worker.session.clock) == (3, 3)
+        assert (resumed.steps, resumed.worker.session.clock, resumed.worker.state) == (3, 3, {"epoch": 1})
         plain(resumed, again, 3)
         assert resumed.steps == 4
         assert not caplog.records
