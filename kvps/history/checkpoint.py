@@ -94,7 +94,8 @@ class Checkpoint:
     `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest, and `lr`
     is the learning rate that was set then; None for the optimizer's own. `states` has the state of each worker, behind
     the contribution with which it came.
-    `skipped` is in how many versions each parameter was left out, by its number in the layout.
+    `skipped` is in how many versions each parameter was left out, by its number in the layout. `stopped` says that
+    somebody has ended the training (`Job.stop`).
     """
 
     job: str
@@ -111,6 +112,7 @@ class Checkpoint:
     slots: Mapping[str, Array] = field(repr=False)
     saved: str = ""
     skipped: Mapping[int, int] = field(default_factory=dict)
+    stopped: bool = False
     lr: float | None = None
     states: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -134,6 +136,7 @@ class Checkpoint:
             weights=weights,
             slots=slots,
             saved=datetime.now(UTC).isoformat(timespec="seconds"),
+            stopped=state.run.state == "stopped",
             skipped=skipped,
             lr=state.lr,
             states=committed(state.states),
@@ -147,6 +150,8 @@ class Checkpoint:
     @property
     def finished(self) -> bool:
         """Whether the job had done all its work, as `State.finished` says it of a job on a server."""
+        if self.stopped:
+            return True
         if self.config.units:
             return whole(self.units.get("done", 0), "units done") == self.config.units
         entries = (Fields.of_json(text, f"worker {worker!r}") for worker, text in self.workers_anew().items())
@@ -209,6 +214,7 @@ class Checkpoint:
             "units": json.dumps(self.units),
             "slots": json.dumps(list(self.slots)),
             "saved": self.saved,
+            "stopped": "1" if self.stopped else "",
             "skipped": json.dumps(counts_as_text(self.skipped)),
             **({"states": json.dumps(self.states)} if self.states else {}),
             **({} if self.lr is None else {"lr": repr(self.lr)}),
@@ -248,6 +254,7 @@ class Checkpoint:
                     weights=_flat(layout, file.get_tensor),
                     slots=slots,
                     saved=f.text("saved"),
+                    stopped=f.text("stopped", default="") == "1",
                     skipped=counts_in(f.json_fields("skipped"), f.whole("version"), len(layout.parameters))
                     if "skipped" in f
                     else {},

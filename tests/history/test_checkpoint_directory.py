@@ -11,6 +11,7 @@ from helpers.checkpoints import PATIENT, saved, train_to
 from helpers.harness import model
 
 import kvps
+from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import newest
 from kvps.store import Store
 
@@ -48,7 +49,7 @@ def test_the_newest_is_that_of_the_job_that_wrote_last(store: Store, tmp_path: P
     assert newest(tmp_path, "another") is None
 
 
-def test_a_checkpoint_says_whether_all_work_was_done(store: Store) -> None:
+def test_a_checkpoint_says_whether_all_work_was_done(store: Store, tmp_path: Path) -> None:
     static = store.create_job("static", {"x": np.zeros(4, np.float32)}, workers=2)
     for worker, last in (("w0", False), ("w1", True)):
         with static.join(worker):
@@ -59,3 +60,8 @@ def test_a_checkpoint_says_whether_all_work_was_done(store: Store) -> None:
         assert not units.checkpoint().finished
     units.access.client.call("HSET", units.access.keys.units, "next", 2, "done", 2)
     assert units.checkpoint().finished
+    early = store.create_job("early", {"x": np.zeros(4, np.float32)}, units=2)
+    early.stop("the loss is low enough")
+    path = saved(early, tmp_path)
+    assert Checkpoint.load(path).finished
+    assert not Checkpoint.load(saved(store.restore_job(Checkpoint.load(path), "again"), tmp_path)).finished
