@@ -1,0 +1,76 @@
+"""What a run with --resume goes on from, and which workers the job then waits for. No process is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.checkpoints import saved
+from helpers.harness import model
+from kvps_cli.train.resume import Launch, origin
+
+import kvps
+from kvps.machine import launcher
+from kvps.store import Store
+
+
+def launch(workers: int, directory: Path | None = None) -> Launch:
+    return Launch(launcher.this_process("kvps run", workers), workers, workers, {}, directory, 0.1, quiet=True)
+
+
+def places(job: kvps.Job) -> dict[str, str]:
+    """What the job thinks of each worker."""
+    return {m.worker: "awaited" if m.awaited else m.state for m in job.state().members.values()}
+
+
+@pytest.mark.parametrize("per_round", [0, 3])
+def test_nobody_waits_for_workers_that_do_not_come_where_others_may_do_their_units(
+    store: Store, tmp_path: Path, per_round: int
+) -> None:
+    job = store.create_job("job", model(), workers=3, units=9, units_per_round=per_round)
+    sessions = [job.join(f"w{rank}") for rank in range(3)]
+    for session in sessions:
+        session.next_unit()
+    saved(job, tmp_path)
+    store.remove_job("job")
+    begin = origin(store, "job", launch(2, tmp_path))
+    assert begin.job
+    assert begin.line == f"job job: goes on at version 0, from {next(tmp_path.glob('*.safetensors'))}"
+    assert begin.job.config.workers == 2
+    kept = "gone" if per_round else "awaited"
+    assert places(begin.job) == {"w0": kept, "w1": kept, "w2": "gone"}
+    assert begin.job.config.launched_by == launch(2).launched_by
+    for session in sessions:
+        with pytest.raises(kvps.JobNotFound):
+            session.leave()
+
+
+def test_workers_that_left_because_the_job_was_suspended_keep_their_places(store: Store, tmp_path: Path) -> None:
+    gone = json.loads(launcher.this_process("kvps run", 2)) | {"pid": 2**22 + 1}
+    job = store.create_job("job", model(), workers=2, launched_by=json.dumps(gone))
+    first = store.client.call("HGET", job.access.keys.config, "launched_by")
+    store.client.call("HSET", job.access.keys.config, "launched_by", "")  # so that this process may join
+    sessions = [store.job("job").join(f"w{rank}") for rank in range(2)]
+    store.client.call("HSET", job.access.keys.config, "launched_by", first)
+    job.suspend()
+    for session in sessions:
+        session.leave(finished=False)
+    path = saved(job, tmp_path)
+    begin = origin(store, "job", launch(2))
+    assert begin.job
+    assert places(begin.job) == {"w0": "awaited", "w1": "awaited"}
+    assert begin.job.state().run.state == "running"
+    again = store.restore_job(kvps.Checkpoint.load(path), "again")
+    assert places(again) == {"w0": "awaited", "w1": "awaited"}
+
+
+def test_a_job_that_others_train_is_not_taken(store: Store) -> None:
+    task = store.create_job("task", model(), task="digits", batch_size=8, epochs=1)
+    with pytest.raises(kvps.UsageError, match="trains the task digits: kvps worker --job task goes on with it"):
+        origin(store, task.name, launch(1))
+    by_hand = store.create_job("by-hand", model(), workers=1, worker_timeout_ms=200)
+    with by_hand.join("w0"):
+        with pytest.raises(kvps.UsageError, match="w0 of processes that kvps run did not start are at work: wait"):
+            origin(store, by_hand.name, launch(1))
+        assert by_hand.state().members["w0"].active
