@@ -93,9 +93,8 @@ class Checkpoint:
 
     `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest, and `lr`
     is the learning rate that was set then; None for the optimizer's own. `states` has the state of each worker, behind
-    the contribution with which it came.
-    `skipped` is in how many versions each parameter was left out, by its number in the layout. `stopped` says that
-    somebody has ended the training (`Job.stop`).
+    the contribution with which it came. `skipped` is in how many versions each parameter was left out, by its number in
+    the layout. `stopped` says that somebody has ended the training (`Job.stop`).
     """
 
     job: str
@@ -150,10 +149,8 @@ class Checkpoint:
     @property
     def finished(self) -> bool:
         """Whether the job had done all its work, as `State.finished` says it of a job on a server."""
-        if self.stopped:
-            return True
-        if self.config.units:
-            return whole(self.units.get("done", 0), "units done") == self.config.units
+        if self.stopped or self.config.units:
+            return self.stopped or whole(self.units.get("done", 0), "units done") == self.config.units
         entries = (Fields.of_json(text, f"worker {worker!r}") for worker, text in self.workers_anew().items())
         return sum(entry.flag("finished") for entry in entries) >= self.config.workers
 
