@@ -1,7 +1,9 @@
-"""docs/walkthrough.md, walked: its commands run in the order of the page, and print what the page shows.
+"""docs/ten-minutes.md and docs/walkthrough.md, walked: their commands run in the order of the page, and print what the
+page shows.
 
 The page's own words say where a command runs: "In terminal 2" above a block starts it beside the others, "Press
-Ctrl-C in terminal 2" interrupts it, "Terminal 2 says" is what it has printed since. All other blocks run to their end.
+Ctrl-C in terminal 2" interrupts it, "Send SIGTERM to the command in terminal 2" too, "Terminal 2 says" is what it has
+printed since. "Save this as `name`" names the file that the next block is. All other blocks run to their end.
 
 What cannot repeat (times, process ids, digests, nonces) may be any other of its kind; but one nonce on the page is
 one nonce here, so that names hang together. Under ```text moving, where the job goes on while one looks, counts may
@@ -29,7 +31,7 @@ from helpers.waiting import eventually
 import kvps.protocol.keys
 from kvps.server import private_server
 
-PAGE = ROOT / "docs" / "walkthrough.md"
+PAGES = [ROOT / "docs" / name for name in ("ten-minutes.md", "walkthrough.md")]
 
 GAPS = {r"(?<![^\n])…\n": r"(?:.*\n)*?", "…": ".*"}  # lines left out, or a part of one
 NONCE = r"(?<![0-9a-f])[0-9a-f]{8}(?![0-9a-f])"
@@ -58,7 +60,8 @@ class Step:
     line: int
     terminal: int = 1
     commands: str = ""
-    interrupt: bool = False
+    signal: int = 0
+    file: str = ""
     shown: str = ""
     moving: bool = False
 
@@ -71,7 +74,7 @@ class Step:
 def steps_of(page: str) -> list[Step]:
     """The steps of a page, in order."""
     steps: list[Step] = []
-    fence, body, terminal = "", list[str](), 1
+    fence, body, terminal, file = "", list[str](), 1, ""
     for number, line in enumerate(page.splitlines(), 1):
         if line.startswith("```") and not fence:
             fence, body = line.removeprefix("```"), []
@@ -80,6 +83,8 @@ def steps_of(page: str) -> list[Step]:
             if fence == "sh":
                 steps.append(Step(number, terminal, commands=text))
                 terminal = 1
+            elif fence == "python":
+                steps.append(Step(number, file=file, shown=text))
             else:
                 assert fence in ("text", "text moving"), f"line {number}: {fence!r}"
                 assert not steps[-1].shown, f"line {number}: whose output is this?"
@@ -87,12 +92,17 @@ def steps_of(page: str) -> list[Step]:
             fence = ""
         elif fence:
             body.append(line)
-        elif found := re.match(r"In terminal (\d)", line):
-            terminal = int(found[1])
-        elif found := re.match(r"Press Ctrl-C in terminal (\d)", line):
-            steps.append(Step(number, int(found[1]), interrupt=True))
-        elif found := re.match(r"Terminal (\d) says", line):
-            steps.append(Step(number, int(found[1])))
+        elif found := re.match(r"Save this as `(\S+)`", line):
+            file = found[1]
+        else:
+            if found := re.search(r"In terminal (\d)", line):
+                terminal = int(found[1])
+            if found := re.match(r"Press Ctrl-C in terminal (\d)", line):
+                steps.append(Step(number, int(found[1]), signal=signal.SIGINT))
+            if found := re.match(r"Send SIGTERM to the command in terminal (\d)", line):
+                steps.append(Step(number, int(found[1]), signal=signal.SIGTERM))
+            if found := re.search(r"Terminal (\d) says", line):
+                steps.append(Step(number, int(found[1])))
     return steps
 
 
@@ -175,11 +185,11 @@ class Terminals:
             )
         self._read[number] = 0
 
-    def interrupt(self, number: int) -> None:
-        """Press Ctrl-C."""
+    def end(self, number: int, by: int) -> None:
+        """Press Ctrl-C, or send SIGTERM: then the command can be resumed."""
         process = self._beside.pop(number)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 128 + signal.SIGINT
+        process.send_signal(by)
+        assert process.wait(120) == (128 + signal.SIGINT if by == signal.SIGINT else os.EX_TEMPFAIL)
 
     def said(self, number: int) -> str:
         """What a terminal has printed since `heard`."""
@@ -220,13 +230,14 @@ def _until_closed(screen: int) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
-def test_the_walkthrough_is_what_happens(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_is_what_happens(path: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    for name, value in {"TERM": "dumb", "COLUMNS": "160", "LINES": "50"}.items():
+    for name, value in {"TERM": "dumb", "COLUMNS": "160", "LINES": "50", "KVPS_SERVER_STAYS": "600"}.items():
         monkeypatch.setenv(name, value)
     page, terminals = Page(), Terminals(tmp_path)
     try:
-        for step in steps_of(PAGE.read_text()):
+        for step in steps_of(path.read_text()):
             walk(step, page, terminals)
         terminals.wait_for_all()
         assert private_server.running() is None
@@ -243,14 +254,17 @@ def walk(step: Step, page: Page, terminals: Terminals) -> None:
         code, printed = terminals.run(step.commands) if step.terminal == 1 else (0, terminals.said(step.terminal))
         return code == 0 and page.shows(step, printed)
 
-    if step.interrupt:
-        terminals.interrupt(step.terminal)
+    if step.signal:
+        terminals.end(step.terminal, step.signal)
+        return
+    if step.file:
+        Path(step.file).write_text(step.shown)
         return
     if step.terminal != 1 and step.commands:
         terminals.start(step.terminal, step.commands)
     waits = step.looks or step.terminal != 1
     assert eventually(as_shown, 120 if waits else 0), (
-        f"{PAGE.name}, line {step.line}\n{step.commands}-- shown:\n{step.shown}-- printed, exit {code}:\n{printed}"
+        f"line {step.line}\n{step.commands}-- shown:\n{step.shown}-- printed, exit {code}:\n{printed}"
     )
     if step.terminal != 1:
         terminals.heard(step.terminal)
@@ -258,7 +272,7 @@ def walk(step: Step, page: Page, terminals: Terminals) -> None:
 
 def test_the_walkthrough_shows_every_key() -> None:
     """Each row of the table in keys.py, in a name that the page has."""
-    page = PAGE.read_text()
+    page = PAGES[-1].read_text()
     rows = re.findall(r"^    (kvps:\S+)", kvps.protocol.keys.__doc__ or "", re.MULTILINE)
     assert len(rows) >= 20
     for row in rows:
