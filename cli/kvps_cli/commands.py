@@ -32,6 +32,11 @@ _TABLE = {
     # Options after the program's name belong to the program, not to kvps run.
     "run": _Entry("Train", "train.run:run", {"allow_interspersed_args": False}),
     "scale": _Entry("Train", "train.scale:scale"),
+    "stop": _Entry("Train", "train.control:stop"),
+    "suspend": _Entry("Train", "train.control:suspend"),
+    "pause": _Entry("Train", "train.control:pause"),
+    "resume": _Entry("Train", "train.control:resume"),
+    "set": _Entry("Train", "train.control:set_"),
     "create": _Entry(_PARTS, "train.create:create"),
     "worker": _Entry(_PARTS, "train.worker:worker"),
     "host": _Entry(_PARTS, "serve.host:host"),

@@ -20,6 +20,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
     """Return a job as JSON, with the names of the code.
 
     active       its workers in the vector clock
+    run          whether it goes on, or who has stopped, suspended or paused it, why and when
     waits_for    the workers that a stalled job waits for, slowest first
     commits_per_s  versions a second, lately; None if the job records no spans
     loss         the mean of the newest losses of its first workers; None if they say none
@@ -56,6 +57,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
         "model_bytes": job.layout.nbytes,
         "state": now.state,
         "waits_for": now.waits_for,
+        "run": state.run._asdict(),
         "commits_per_s": lately.per_second() if c.records_spans else None,
         "loss": mean(losses) if losses else None,
         "silent_s": _seconds_since(entry_ms(state.last_entry, {}), now),

@@ -36,6 +36,8 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     does = Text(printable(palette.job_does(view.state, view.waits_for)), palette.STYLES[palette.tone(view.state)])
     console.print(Text.assemble((job, "bold"), "  ", does, f"  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"))
     console.print(f"version {view.version:,}  head {view.head[:12]}  {counted(view.backlog, 'contribution')} waiting")
+    if state.run.state != "running":
+        console.print(printable(state.run.why), soft_wrap=True)
     if view.units_text:
         console.print(view.units_text)
     if view.evaluation_text:
@@ -84,6 +86,7 @@ def _as_dict(job: Job, state: State, holders: list[str], traces: dict[str, Trace
         "transport": c.transport,
         "optimizer": c.optimizer.to_json(),
         "head": state.head,
+        "lr": state.lr,
         "clock": dict(state.clock),
         "pending": pending,
         "holders": holders,

@@ -1,0 +1,68 @@
+"""`kvps stop`, `suspend`, `pause`, `resume` and `set`: change a run while it goes on. Each is an entry in its log."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvps.errors import InvalidSetting, shown
+from kvps.job import Job
+from kvps.protocol.run_control import RunControl
+from kvps_cli import connect, options
+from kvps_cli.output import say
+
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the log.")]
+
+
+def stop(job: options.JobName, reason: Reason = "", redis: options.Redis = None) -> None:
+    """Have all workers of a job end with the same round: nothing that was acknowledged is left out."""
+    with connect.existing_job(redis, job) as opened:
+        say(f"job {job}: {_ends(opened, opened.stop(reason))}")
+
+
+def suspend(job: options.JobName, reason: Reason = "", redis: options.Redis = None) -> None:
+    """As kvps stop, but scripts end with code 75, and their workers go on from there after kvps resume."""
+    with connect.existing_job(redis, job) as opened:
+        say(f"job {job}: {_ends(opened, opened.suspend(reason))}")
+
+
+def pause(job: options.JobName, reason: Reason = "", redis: options.Redis = None) -> None:
+    """Have a job make no version until kvps resume. Its workers wait."""
+    with connect.existing_job(redis, job) as opened:
+        say(f"job {job}: {_ends(opened, opened.pause(reason))}")
+
+
+def resume(job: options.JobName, reason: Reason = "", redis: options.Redis = None) -> None:
+    """Have a job go on that was paused, suspended or stopped. Workers that have ended have to be started again."""
+    with connect.existing_job(redis, job) as opened:
+        before = opened.round_state().run
+        opened.resume(reason)
+        was = "goes on, as before" if before.state == "running" else f"goes on; it was {before.why}"
+        say(f"job {job}: {was}")
+
+
+def set_(
+    job: options.JobName,
+    setting: Annotated[str, typer.Argument(metavar="lr=RATE", help="The learning rate; lr=own: the optimizer's own.")],
+    reason: Reason = "",
+    redis: options.Redis = None,
+) -> None:
+    """Set the learning rate of a running job, in the place of its lr and schedule."""
+    name, equals, value = setting.partition("=")
+    if name != "lr" or not equals:
+        raise InvalidSetting(f"{shown(setting)} cannot be set while a job runs: lr=RATE can")
+    try:
+        lr = None if value == "own" else float(value)
+    except ValueError:
+        raise InvalidSetting(f"lr must be a number, or own, not {shown(value)}") from None
+    with connect.existing_job(redis, job) as opened:
+        opened.set_lr(lr, reason)
+        say(f"job {job}: learning rate {opened.lr():g} from the next version on{', its own' if lr is None else ''}")
+
+
+def _ends(job: Job, run: RunControl) -> str:
+    if not run.ends:
+        return run.why
+    what = "version" if job.config.unit_rounds else "round"
+    return f"{run.why}; " + (f"all workers end with {what} {run.round:,}" if run.round else "all workers end")

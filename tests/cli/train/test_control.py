@@ -1,0 +1,50 @@
+"""`kvps stop`, `suspend`, `pause`, `resume` and `set`: what they say, and what status, jobs and log say after them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from helpers.commands import kvps_run, refused
+
+import kvps
+from kvps.store import Store
+
+
+def said(*words: str) -> str:
+    done = kvps_run(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip() or done.stderr.strip()
+
+
+def test_a_run_is_steered_from_the_command_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_REDIS_URL", store.url)
+    job = store.create_job("job", {"x": np.zeros(3, np.float32)}, optimizer=kvps.SGD(lr=0.5))
+    assert said("pause", "job", "--reason", "look at it") == "job job: paused: look at it"
+    assert said("pause", "job") == "job job: paused: look at it"
+    assert "paused: look at it" in said("status", "job")
+    assert "; paused: look at it" in said("jobs").replace("\n", " ")
+    assert said("resume", "job") == "job job: goes on; it was paused: look at it"
+    assert said("resume", "job") == "job job: goes on, as before"
+    assert said("set", "job", "lr=0.25") == "job job: learning rate 0.25 from the next version on"
+    assert said("set", "job", "lr=own") == "job job: learning rate 0.5 from the next version on, its own"
+    with job.join("w0") as session:
+        session.pull()
+        session.push({"x": np.ones(3, np.float32)})
+        assert said("suspend", "job") == "job job: suspended; all workers end with round 1"
+        assert said("stop", "job", "--reason", "enough") == "job job: stopped: enough; all workers end with round 1"
+        session.pull()
+    assert json.loads(said("status", "job", "--json"))["run"]["reason"] == "enough"
+    log = said("log", "job", "-n", "0")
+    assert "learning rate 0.25" in log
+    assert "all workers end with round 1, enough" in log
+
+
+def test_what_cannot_be_set_is_refused_in_one_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_REDIS_URL", store.url)
+    store.create_job("job", {"x": np.zeros(3, np.float32)})
+    assert "cannot be set while a job runs: lr=RATE can" in refused("set", "job", "momentum=1")
+    assert "lr must be a number, or own" in refused("set", "job", "lr=fast")
+    assert "lr must be a finite number from 0" in refused("set", "job", "lr=-1")
+    assert "no job 'none'" in refused("stop", "none", code=1)
