@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from kvps import launch, optim
 from kvps.config import JobSettings
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import InvalidSetting, KvpsError, UsageError
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
 from kvps.torch.model import parameters
@@ -183,6 +183,9 @@ class Optimizer(torch.optim.Optimizer):
         own = {"job": self.job.name, "id": self.job.id, "clock": self.worker.session.clock, "steps": self.steps}
         own["state"] = dict(self.worker.state)
         return super().state_dict() | {_STATE: own}
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UsageError("a worker's optimizer cannot be copied or pickled: save its state_dict()")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was: fill the model with the job's weights, and count steps from there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import subprocess
@@ -287,6 +288,8 @@ def test_what_does_not_fit_the_job_is_refused(store: Store) -> None:
     with aggregating(job), kvps.torch.Optimizer(adam, model, job=job) as optimizer:
         with pytest.raises(kvps.InvalidSetting, match="a job trains the parameters that it began with"):
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        with pytest.raises(kvps.UsageError, match="cannot be copied or pickled"):
+            copy.deepcopy(optimizer)
         with pytest.raises(kvps.WrongOrder, match="no parameter has a gradient"):
             optimizer.step()
 
