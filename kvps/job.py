@@ -43,6 +43,7 @@ from kvps.transport.opening import OpenedJob, open_transport
 T = TypeVar("T")
 
 _LOG_PAGE = 500
+_BEFORE_JOIN = 32  # entries, among which the first join is looked for, as in trim.lua
 _REST_S = 0.02  # of one that waits for versions, between two looks: workers come first
 _MOST_WORDS = 300  # characters of a reason
 
@@ -494,11 +495,11 @@ class Job:
         began, first = self.access.client.together(
             [
                 ("HGET", self.access.keys.version, "began"),  # noted when the first entries are moved into a file
-                ("XRANGE", self.access.keys.commits, "-", "+", "COUNT", 2),
+                ("XRANGE", self.access.keys.commits, "-", "+", "COUNT", _BEFORE_JOIN),
             ]
         )
-        if not began and len(first) > 1:
-            began = entry_ms(*first[1])
+        if not began:
+            began = next((entry_ms(*entry) for entry in first if entry[1].get("kind") == "join"), None)
         return whole(began, "the time of the first join") / 1000 if began else None
 
     def training_seconds(self) -> float:

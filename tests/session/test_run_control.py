@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -262,6 +263,17 @@ def test_an_error_of_that_kind_ends_a_script_quietly_and_no_handler_swallows_it(
         program = f"import kvps\ntry: raise kvps.{kind.__name__}('over')\nexcept Exception: print('swallowed')"
         ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stdout, ended.stderr) == (code, "", "")
+
+
+def test_training_began_with_the_first_join_whatever_was_asked_before(store: Store) -> None:
+    job = store.create_job("job", PARAMS, **PATIENT)
+    job.set_lr(0.1)
+    job.pause()
+    assert job.training_began() is None
+    time.sleep(0.005)
+    job.join("w0")
+    first = next(each for each in EventLog(job.access.client, job.access.keys).newest(0) if each.kind == "join")
+    assert job.training_began() == first.at_ms / 1000
 
 
 def test_a_reason_is_one_line_and_not_a_long_one(store: Store) -> None:

@@ -11,11 +11,11 @@
 local refused, present_history, moved, began = read_job(job, 'history', 'moved', 'began')
 if refused then return refused end
 if present_history ~= history then return { 'HISTORY', present_history } end
-local _, second = unpack(redis.call('XRANGE', keys.commits, '-', '+', 'COUNT', 2))
+for _, each in ipairs(began and {} or redis.call('XRANGE', keys.commits, '-', '+', 'COUNT', 32)) do
+  local id, fields = read_entry(each) -- others may have asked for something before anybody joined
+  if fields.kind == 'join' and not began then began = fields.at_ms or id:match('^%d+') end
+end
 local trimmed = redis.call('XTRIM', keys.commits, 'MINID', entry)
 if whole(version) > whole(moved or '0') then redis.call('HSET', keys.version, 'moved', version) end
-if not began and second then
-  local id, first_join = read_entry(second)
-  redis.call('HSET', keys.version, 'began', first_join.at_ms or id:match('^%d+'))
-end
+if began then redis.call('HSET', keys.version, 'began', began) end
 return { 'OK', trimmed }
