@@ -8,12 +8,13 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.commands import kvps_run, private_store, refused
-from helpers.harness import gradient, model, plain_loop
+from helpers.harness import gradient, model
 from helpers.paths import TESTS
 from helpers.waiting import eventually, processes_of
 
@@ -25,18 +26,21 @@ from kvps.history.commit_log import LogFile
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
 ROUNDS, UNITS = 300, 800
+RATE = kvps.schedules.StepLR(0.05, every=7, factor=0.9)
 STATIC = f"""
 import pathlib, sys, time
 import kvps
 from helpers.harness import gradient, model
 
 with kvps.from_env() as worker:
-    job = worker.create_job(model(), optimizer=kvps.SGD(lr=0.05))
+    job = worker.create_job(model(), optimizer=kvps.SGD(lr=kvps.schedules.{RATE!r}))
     with job.join(worker.id) as session:
+        assert session.state == ({{"done": session.clock}} if session.clock else {{}}), session.state
         while session.clock < {ROUNDS}:
             params = session.pull()
             if not pathlib.Path("hurry").exists():
                 time.sleep(0.05)
+            session.state["done"] = session.clock + 1
             session.push(gradient(params, session.rank, session.clock))
 """
 OF_UNITS = f"""
@@ -70,6 +74,15 @@ def line(script: str, workers: int = 2, *options: str) -> list[str]:
     return ["run", "-w", str(workers), *kept, "--", sys.executable, f"{script}.py"]
 
 
+@cache
+def undisturbed() -> Mapping[str, Any]:
+    """The weights that the job of the other script has if nothing happens to it."""
+    optimizer = kvps.SGD(lr=RATE)
+    with kvps.local(model(), workers=2, optimizer=optimizer) as job:
+        return job.train(gradient, rounds=ROUNDS)
+
+
+@cache
 def alone() -> Mapping[str, Any]:
     """The weights that the job of units has if one worker does all of it."""
     with kvps.local(model(), optimizer=kvps.SGD(lr=0.05), units=UNITS, units_per_round=4) as job:
@@ -81,7 +94,7 @@ def alone() -> Mapping[str, Any]:
 
 
 def check_weights(checkpoint: Checkpoint, script: str) -> None:
-    expected = plain_loop(model(), 2, ROUNDS, 0.05) if script == "static" else alone()
+    expected = undisturbed() if script == "static" else alone()
     for name, array in checkpoint.layout.views(checkpoint.weights).items():
         assert array.tobytes() == expected[name].tobytes()
 
@@ -193,7 +206,7 @@ def test_a_run_that_is_stopped_on_a_server_that_stays_goes_on_there(
     done = kvps_run(*command)
     assert done.returncode == 0, done.stderr
     assert f"job static: goes on at version {state.version}, from the job on the server\n" in done.stderr
-    for name, array in plain_loop(model(), 2, ROUNDS, 0.05).items():
+    for name, array in undisturbed().items():
         assert job.snapshot()[1][name].tobytes() == array.tobytes()
     assert "finished at version" in kvps_run(*command).stderr
 
@@ -233,14 +246,17 @@ def test_a_supervisor_that_is_killed_is_resumed_from_the_server_or_from_the_newe
     check_weights(last("static"), "static")
 
 
-def test_a_run_whose_server_is_lost_and_keeps_its_files_goes_on_from_them(here: Path, home: Path, start: Any) -> None:
+def test_a_run_whose_server_is_lost_and_keeps_its_files_goes_on_from_them(
+    here: Path, home: Path, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVPS_PATIENCE", "2")
     command = ["run", "-w", "2", "--data-dir", "data", "--resume", "--", sys.executable, "static.py"]
     running = start(*command)
     assert eventually(at("static", 20))
     with private_store() as store:
         os.kill(int(store.client.call("INFO", "server")["process_id"]), signal.SIGKILL)
-    running.process.kill()
-    running.wait()
+    assert "no answer from" in running.output(1)
+    monkeypatch.delenv("KVPS_PATIENCE")
     assert eventually(lambda: processes_of(home) == [])
     (here / "hurry").touch()
     running = start(*command)
@@ -249,7 +265,7 @@ def test_a_run_whose_server_is_lost_and_keeps_its_files_goes_on_from_them(here: 
     with private_store() as store:
         store.job("static").await_finished()
         assert store.job("static").clock() == {"w0": ROUNDS, "w1": ROUNDS}
-        for name, array in plain_loop(model(), 2, ROUNDS, 0.05).items():
+        for name, array in undisturbed().items():
             assert store.job("static").snapshot()[1][name].tobytes() == array.tobytes()
     running.wait()
 
@@ -273,7 +289,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(lasting: kvps.Store, here
     lines = kvps_run(*resume, "-w", "2", "--staleness", "3", *words).stderr.splitlines()
     other = "job 'static' goes on with the settings that it has: staleness 0, not 3."
     assert lines[-1].startswith(f"kvps: error: {other}")
-    (here / "static.py").write_text(STATIC.replace("lr=0.05", "lr=0.04"))
+    (here / "static.py").write_text(STATIC.replace("=0.05, every", "=0.04, every"))
     lines = kvps_run(*resume, "-w", "2", *words).stderr
     assert "job 'static' goes on with the settings that it has: optimizer " in lines
     lines = kvps_run("run", "--job", "static", *words).stderr.splitlines()
