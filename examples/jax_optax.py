@@ -24,9 +24,9 @@ x, y = jnp.asarray(pixels / 16, jnp.float32), jnp.asarray(labels)
 
 
 def make_params() -> Any:
-    keys = jax.random.split(jax.random.key(1))
-    shapes = zip(keys, (64, 64), (64, 10), strict=True)
-    layers = [{"w": jax.random.normal(key, (n, m)) / n**0.5, "b": jnp.zeros(m)} for key, n, m in shapes]
+    rng = np.random.default_rng(1)
+    weights = [rng.normal(0, n**-0.5, (n, m)).astype(np.float32) for n, m in ((64, 64), (64, 10))]
+    layers = [{"w": jnp.asarray(w), "b": jnp.zeros(w.shape[1])} for w in weights]
     return {"layers": layers, "scale": jnp.ones(())}
 
 
@@ -37,9 +37,21 @@ def loss_of(params: Any, rows: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(hidden * params["scale"], y[rows]).mean()
 
 
-value_and_grad = jax.jit(jax.value_and_grad(loss_of))
 clip = optax.clip_by_global_norm(1.0)
 adamw = optax.adamw(1e-2, weight_decay=0.01)
+
+
+@jax.jit
+def clipped_gradient(params: Any, rows: Any) -> Any:
+    loss, grads = jax.value_and_grad(loss_of)(params, rows)
+    return loss, clip.update(grads, clip.init(grads))[0]
+
+
+@jax.jit
+def local_step(params: Any, state: Any, rows: Any) -> Any:
+    loss, grads = jax.value_and_grad(loss_of)(params, rows)
+    updates, state = adamw.update(grads, state, params)
+    return loss, optax.apply_updates(params, updates), state
 
 
 def rows_of(rank: int, number: int) -> Any:
@@ -52,14 +64,11 @@ def train(job: kvps.Job, worker_id: str, local: bool) -> None:
         while worker.session.clock < (STEPS // LOCAL_STEPS if local else STEPS):
             params = pulled = worker.pull()
             if not local:
-                loss, grads = value_and_grad(params, rows_of(worker.session.rank, worker.session.clock))
-                grads, _ = clip.update(grads, clip.init(grads))
+                loss, grads = clipped_gradient(params, rows_of(worker.session.rank, worker.session.clock))
             else:
                 for step in range(LOCAL_STEPS):
-                    number = LOCAL_STEPS * worker.session.clock + step
-                    loss, grads = value_and_grad(params, rows_of(worker.session.rank, number))
-                    updates, state = adamw.update(grads, state, params)
-                    params = optax.apply_updates(params, updates)
+                    rows = rows_of(worker.session.rank, LOCAL_STEPS * worker.session.clock + step)
+                    loss, params, state = local_step(params, state, rows)
                 grads = jax.tree.map(jnp.subtract, pulled, params)  # how far it came
             worker.step(grads, loss)
 

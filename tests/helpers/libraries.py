@@ -74,7 +74,7 @@ def accelerate(file: str) -> None:
 
 def jax(file: str, local: bool = False) -> None:
     there = example("jax_optax")
-    optax, each = there.optax, there.jax.tree.map
+    each, update = there.jax.tree.map, there.jax.jit(there.adamw.update)
     start = mean = there.make_params()
     states = [there.adamw.init(start) for _ in range(WORKERS)]
     for round_ in range(there.STEPS // there.LOCAL_STEPS if local else there.STEPS):
@@ -83,19 +83,16 @@ def jax(file: str, local: bool = False) -> None:
             if local:
                 params = mean
                 for number in range(there.LOCAL_STEPS * round_, there.LOCAL_STEPS * (round_ + 1)):
-                    _, grads = there.value_and_grad(params, there.rows_of(rank, number))
-                    updates, states[rank] = there.adamw.update(grads, states[rank], params)
-                    params = optax.apply_updates(params, updates)
+                    _, params, states[rank] = there.local_step(params, states[rank], there.rows_of(rank, number))
                 ends.append(params)
             else:
-                _, grads = there.value_and_grad(mean, there.rows_of(rank, round_))
-                ends.append(there.clip.update(grads, there.clip.init(grads))[0])
+                ends.append(there.clipped_gradient(mean, there.rows_of(rank, round_))[1])
         average = each(lambda *of: sum(of) / WORKERS, *ends)
         if local:
             mean = average
         else:
-            updates, states[0] = there.adamw.update(average, states[0], mean)
-            mean = optax.apply_updates(mean, updates)
+            updates, states[0] = update(average, states[0], mean)
+            mean = there.optax.apply_updates(mean, updates)
     start, end = there.kvps.jax.parameters(start), there.kvps.jax.parameters(mean)
     np.savez(file, **end, come=_distance(start, end))
 
