@@ -16,8 +16,8 @@ from safetensors.numpy import load_file
 
 from kvps.arrays.layout import Array
 from kvps.errors import CorruptData, KvpsError, UsageError
-from kvps.history.checkpoint import SUFFIX, drop_asides, write_tensors
 from kvps.history.evaluations import Evaluation, Wanted, figures_json
+from kvps.history.tensor_file import SUFFIX, drop_asides, write_tensors
 from kvps.machine.files import make_directory
 from kvps.parsing import Fields, file_name
 

@@ -3,49 +3,37 @@
     DIR/<job>.<id>-<version>.safetensors    weights under their own names, for any reader of safetensors
     DIR/.<that name>.<nonce>                a file that is being written, or whose writer was killed
 
-Optimizer state is stored beside the weights as `opt.<slot>/<parameter>`, all else in the metadata. safetensors notices
-a file that is cut short, but not a flipped bit. So the metadata has a digest: xxh3-128 of every byte of the file, with
-the digest's own 32 digits taken as zeros.
+Optimizer state is stored beside the weights as `opt.<slot>/<parameter>`, all else in the metadata.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.arrays.number_ranges import counts_as_text, counts_in
 from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import JobConfig
-from kvps.errors import CorruptData, InvalidSetting, KvpsError, counted
-from kvps.machine.files import private, sync_directory
+from kvps.errors import CorruptData, counted
+from kvps.history.tensor_file import SUFFIX, check_tensors, write_tensors
 from kvps.optim.custom import MOST_SLOTS
 from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
 from kvps.protocol.job_state import Begin, Member, State
 from kvps.protocol.plan import set_lr
 from kvps.protocol.worker_states import MOST_BYTES, committed
 
-SUFFIX = ".safetensors"
 _FORMAT = "2"
 Whole = tuple[Array, Mapping[str, Array], Mapping[int, int]]
 _MOST_SLOTS = MOST_SLOTS + MOST_PAST + 1  # an optimizer's, past weights, and the view
-_UNKNOWN = "0" * 32
-_DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
-_LONGEST_HEADER = 100 << 20  # that safetensors allows
-_PIECE = 1 << 20
 
 
 def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited: bool) -> dict[str, str]:
@@ -221,7 +209,7 @@ class Checkpoint:
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """Read a file. Raises CorruptData if it is damaged, cut short or no checkpoint, InvalidSetting if missing."""
         path = Path(path)
-        _check(path)
+        check_tensors(path)
         try:
             with safe_open(path, "numpy") as file:
                 f = Fields(file.metadata(), str(path))
@@ -262,33 +250,6 @@ class Checkpoint:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None
 
 
-def write_tensors(what: str, path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
-    """Write a file of safetensors beside `path`, with the digest of its bytes in its metadata, sync it and rename it.
-    `what` it is says the message of the KvpsError that it raises; then `path` is as it was."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        open(aside, "xb", opener=private).close()  # save_file would make it with the mode that the umask leaves
-        save_file(dict(tensors), aside, {**metadata, "digest": _UNKNOWN})
-        with aside.open("r+b") as file:
-            at, _, digest = _digests(file)
-            file.seek(at)
-            file.write(digest)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        sync_directory(path.parent)
-    except (OSError, SafetensorError) as error:
-        with suppress(OSError):
-            aside.unlink()
-        raise KvpsError(f"could not write {what} {path}: {getattr(error, 'strerror', '') or error}") from None
-
-
-def drop_asides(path: Path) -> None:
-    """Delete what killed writers of `path` have left beside it, once nobody writes it any more."""
-    for aside in path.parent.glob(f".{path.name}.*"):
-        aside.unlink(missing_ok=True)
-
-
 def _counts(f: Fields, what: str) -> dict[str, int]:
     counts = f.json_fields(what)
     return {name(worker, what): counts.whole(worker) for worker in counts}
@@ -301,39 +262,6 @@ def _workers(f: Fields, clock: Mapping[str, int], skip: Mapping[str, int]) -> di
         done = clock.get(worker, 0)
         Member.of(worker, entry, done + whole(skip.get(worker), f"the skipped rounds of worker {worker!r}"), done)
     return entries
-
-
-def _check(path: Path) -> None:
-    """Raise CorruptData or InvalidSetting unless every byte is as it was written. A file whose length is not the one
-    that its header says is refused before its bytes are read: a sparse tail costs its author nothing."""
-    try:
-        with path.open("rb") as file:
-            with safe_open(path, "numpy"):
-                pass
-            _, stored, digest = _digests(file)
-    except FileNotFoundError:
-        raise InvalidSetting(f"there is no checkpoint {path}") from None
-    except OSError as error:
-        raise InvalidSetting(f"{path} cannot be read: {error.strerror}") from None
-    except (SafetensorError, ValueError) as error:
-        raise CorruptData(f"{path} is no checkpoint of kvps, or is damaged or cut short: {error}") from None
-    if stored != digest:
-        raise CorruptData(f"{path} is damaged or cut short: its bytes do not match its digest")
-
-
-def _digests(file: BinaryIO) -> tuple[int, bytes, bytes]:
-    """Return the position of a file's digest, that digest, and the digest of its bytes. Raises ValueError."""
-    length = file.read(8)
-    size = int.from_bytes(length, "little")
-    header = file.read(size) if size <= _LONGEST_HEADER else b""
-    match = _DIGEST.search(header)
-    if not match:
-        raise ValueError("there is no digest in its header")
-    state = xxhash.xxh3_128(length)
-    state.update(header[: match.start(1)] + _UNKNOWN.encode() + header[match.end(1) :])
-    while piece := file.read(_PIECE):
-        state.update(piece)
-    return 8 + match.start(1), match[1], state.hexdigest().encode()
 
 
 def _flat(layout: Layout, tensor: Any) -> Array:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvps.errors import CorruptData, KvpsError
-from kvps.history.checkpoint import SUFFIX, Checkpoint
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.tensor_file import SUFFIX
 
 
 class Newest(NamedTuple):

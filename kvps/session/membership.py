@@ -15,9 +15,8 @@ from kvps.protocol.recovery import await_history
 from kvps.protocol.run_control import RunControl
 from kvps.session.heartbeat import Heartbeat
 from kvps.session.iteration import IterationTimer
-from kvps.transport.access import JobAccess
+from kvps.transport.opening import OpenedJob
 from kvps.transport.shared_memory import SharedMemoryLost
-from kvps.transport.version_reader import VersionReader
 
 
 class Membership:
@@ -33,9 +32,7 @@ class Membership:
     ending    what `ended` has returned last, which ends the worker's loop
     """
 
-    def __init__(
-        self, access: JobAccess, reader: VersionReader, worker: str, joined: Joined, timer: IterationTimer
-    ) -> None:
+    def __init__(self, access: OpenedJob, worker: str, joined: Joined, timer: IterationTimer) -> None:
         self.worker = worker
         self.incarnation = joined.incarnation
         self.owner = ProcessOwner(f"the session of worker {worker!r}")
@@ -47,7 +44,6 @@ class Membership:
         self._open_units: list[tuple[int, int]] = []  # sequence number and round of units that may not be committed yet
         self.weight_sum = joined.weight_sum
         self._access = access
-        self._reader = reader
         self._thread = threading.get_ident()
         self._heartbeat = Heartbeat(access, worker, joined.incarnation, timer)
         self._heartbeat.start()
@@ -66,7 +62,7 @@ class Membership:
 
     def round_state(self) -> RoundState:
         """Return the newest round state. Raises WorkerEvicted, JobNotFound."""
-        round_state = self._reader.round_state(self.worker)
+        round_state = self._access.reader.round_state(self.worker)
         self.check(round_state)
         return round_state
 

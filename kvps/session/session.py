@@ -75,7 +75,7 @@ class Session:
         self.clock = joined.clock + joined.pending
         self._access = access
         self._timer = iteration_timer(access)
-        self._membership = Membership(access, access.reader, worker, joined, self._timer)
+        self._membership = Membership(access, worker, joined, self._timer)
         self._encoder = Encoder(access, self._membership, joined.residual)
         self._uploads = access.transport.uploads(worker, joined.incarnation, self._encoder.sizes)
         self._weights = WeightPull(access, access.transport, device, prefetch)

@@ -237,8 +237,8 @@ def test_a_push_that_counted_though_nobody_was_told_ends_it(store: Store, monkey
         session.push(task_gradient(job, session))
         grads, accept = task_gradient(job, session), JobScripts.push
 
-        def cut(*arguments: Any) -> None:
-            accept(*arguments)
+        def cut(*arguments: Any, **named: Any) -> None:
+            accept(*arguments, **named)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as cutting:

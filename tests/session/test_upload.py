@@ -174,7 +174,7 @@ def test_a_remainder_that_is_not_known_is_said(store: Store, monkeypatch: pytest
                     damaging.setattr(
                         job.access.scripts,
                         "push",
-                        lambda *a, key=key: (job.access.client.call("SETRANGE", key, 0, "no"), push(*a))[1],
+                        lambda *a, key=key, **n: (job.access.client.call("SETRANGE", key, 0, "no"), push(*a, **n))[1],
                     )
                 session.push(grads)
         session.pull()

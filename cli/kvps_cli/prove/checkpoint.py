@@ -13,8 +13,9 @@ import typer
 from kvps.config import SPECS
 from kvps.errors import InvalidSetting
 from kvps.history import commit_log
-from kvps.history.checkpoint import SUFFIX, Checkpoint
+from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import listed, newest, passed_over
+from kvps.history.tensor_file import SUFFIX
 from kvps.parsing import bytes_text
 from kvps.protocol.keys import check_new_name
 from kvps_cli import connect, options
