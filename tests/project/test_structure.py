@@ -43,7 +43,9 @@ LONG_FUNCTIONS = {
 ATTRIBUTES = 16
 MANY_ATTRIBUTES = {
     "ShmStorage": "a storage, and the segments that it reuses",
+    "ShardArrays": "two versions of a shard, and what is known of its chunks",
     "LocalSteps": "a round of several steps, each of which may be the last one",
+    "GroupSession": "what a member knows of the session that its leader has",
 }
 PARAMETERS = 6
 MANY_PARAMETERS: dict[str, str] = {}
