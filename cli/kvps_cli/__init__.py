@@ -110,7 +110,9 @@ def _fail(message: str, code: int) -> int:
 
 def _interrupt(number: int, _: FrameType | None) -> None:
     """Leave through every `finally` on Ctrl-C and SIGTERM; a second signal ends the process at once."""
-    _received.append(number)
-    patience.ending.set()
     signal.signal(number, signal.SIG_DFL)
+    first = not _received
+    _received.append(number)
+    if first:  # a signal that comes while this sets it, and so holds its lock, would wait for ever
+        patience.ending.set()
     raise KeyboardInterrupt

@@ -167,3 +167,28 @@ def test_completion_knows_commands_and_options(home: Path) -> None:
     shown = subprocess.run(["bash", "-c", f"{command}; exit $?"], capture_output=True, text=True)
     assert shown.returncode == 0, shown.stderr
     assert "_KVPS_COMPLETE=complete_bash" in shown.stdout
+
+
+TWO_SIGNALS = """
+import signal, threading
+import kvps_cli, typer
+from kvps.connection import patience
+
+class Ending:
+    lock = threading.Lock()
+
+    def set(self):
+        with self.lock:
+            signal.raise_signal(signal.SIGINT)
+
+patience.ending = Ending()
+app = typer.Typer()
+app.command()(lambda: signal.raise_signal(signal.SIGTERM))
+kvps_cli.main(app)
+"""
+
+
+def test_a_signal_that_comes_while_another_is_handled_does_not_hang() -> None:
+    """An aggregator that was sent SIGTERM twice, by its supervisor and because that died, stayed for ever."""
+    done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], timeout=60)
+    assert done.returncode == 128 + signal.SIGTERM
