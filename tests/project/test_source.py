@@ -64,7 +64,7 @@ WRITES = {  # who makes files or directories: which
     "aggregator/kvps_aggregator/verify/recording.py": "what --record asks for",
     "cli/kvps_cli/output.py": "the picture, trace or page that --out names",
     "cli/kvps_cli/train/up.py": "the file of --report",
-    "kvps/history/checkpoint.py": "checkpoints in the directory that an option names",
+    "kvps/history/tensor_file.py": "checkpoints and best versions in the directory that an option names",
     "kvps/history/commit_log.py": "logs beside the checkpoints",
     "kvps/machine/files.py": "files and directories that are only their owner's",
     "kvps/server/server_process.py": "the log of a server, in its own directory",
