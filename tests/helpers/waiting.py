@@ -19,7 +19,12 @@ def eventually(holds: Callable[[], bool], seconds: float = 90) -> bool:
 
 def processes_of(home: Path) -> list[str]:
     """Return the command lines of all living processes that were started with this runtime directory, but this one."""
-    found = []
+    return list(pids_of(home).values())
+
+
+def pids_of(home: Path) -> dict[int, str]:
+    """Return the same processes: process id -> command line."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -28,7 +33,7 @@ def processes_of(home: Path) -> list[str]:
             command = (entry / "cmdline").read_text().rstrip("\0").replace("\0", " ")
             mine = f"KVPS_RUNTIME_DIR={home}".encode() in (entry / "environ").read_bytes().split(b"\0")
             if alive and (mine or f"{home}/redis.sock" in command):  # Redis writes its title over its environment
-                found.append(command)
+                found[int(entry.name)] = command
     return found
 
 

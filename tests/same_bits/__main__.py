@@ -18,6 +18,7 @@ from chaos.arena import Arena, arena
 
 from same_bits import commands, faults, ways
 from same_bits.cnn import CNN
+from same_bits.resumed import resumed
 from same_bits.ways import COUNTS, Run
 from same_bits.workers import DIGITS
 
@@ -33,6 +34,7 @@ FULL: Mapping[str, Way] = {
     "checkpoints": ways.from_checkpoints,
     "scripts": commands.run,
     "up": commands.up,
+    "resumed": resumed,
     "cnn-turns": partial(ways.on_threads, kind=CNN, counts=COUNTS[:4], places=_CNN_PLACES, backups=(3,)),
     "cnn-scripts": partial(commands.run, kind=CNN, counts=COUNTS[:4], number=8),
     "cnn-checkpoints": partial(ways.from_checkpoints, kind=CNN, number=3),

@@ -95,7 +95,9 @@ def _finished(name: str, version: int, where: str) -> str:
 def _adopted(store: Store, job: Job, launch: Launch) -> Origin:
     """Have the job on the server wait for the copies of this run, which take the places of those of an earlier one."""
     config, name, state = job.config, job.name, job.state()
-    if config.task:
+    launched = Launcher.of(config.launched_by) if config.launched_by else None
+    me = Launcher.of(launch.launched_by)
+    if config.task and (launched is None or launched.command != me.command):  # a script may name a task, too
         raise UsageError(
             f"job {name!r} trains the task {config.task}: kvps worker --job {name} goes on with it; give this run "
             f"another name (--job NAME)"
@@ -103,7 +105,6 @@ def _adopted(store: Store, job: Job, launch: Launch) -> Origin:
     if state.finished(config):
         return Origin(job, _finished(name, state.version, " on the server"), finished=True)
     _check(job, launch)
-    launched = Launcher.of(config.launched_by) if config.launched_by else None
     if launched and not launched.is_dead and not launched.is_elsewhere:
         raise UsageError(f"{launched} trains job {name!r}: wait for its end, or end it with kill {launched.pid}")
     ended = _await_ended(job, launched, launch.grace_s)
@@ -112,7 +113,7 @@ def _adopted(store: Store, job: Job, launch: Launch) -> Origin:
             if member.state != "gone":
                 job.evict(member, "the command that launched it has ended")
         ended = []
-    me, incarnations = Launcher.of(launch.launched_by), {member.worker: member.incarnation for member in ended}
+    incarnations = {member.worker: member.incarnation for member in ended}
     scripts = job.access.scripts
     if not job.in_present_history(lambda: scripts.adopt(config.launched_by, launch.launched_by, str(me), incarnations)):
         raise UsageError(f"another command has just resumed job {name!r}")

@@ -74,3 +74,10 @@ def test_a_job_that_others_train_is_not_taken(store: Store) -> None:
         with pytest.raises(kvps.UsageError, match="w0 of processes that kvps run did not start are at work: wait"):
             origin(store, by_hand.name, launch(1))
         assert by_hand.state().members["w0"].active
+
+
+def test_a_job_with_a_task_is_taken_if_a_run_launched_it(store: Store) -> None:
+    gone = json.loads(launcher.this_process("kvps run", 2)) | {"pid": 2**22 + 1}
+    store.create_job("job", model(), task="digits", batch_size=8, epochs=1, launched_by=json.dumps(gone))
+    begin = origin(store, "job", launch(1))
+    assert begin.line == "job job: goes on at version 0, from the job on the server"
