@@ -63,7 +63,7 @@ def _spoil(store: Store) -> dict[str, str]:
         "newer": "optimizer 'rprop' is unknown",
         "config": "job 'config': config field workers must be a whole number from 1 to 4096, not 'several'",
         "layout": "the layout must be JSON, not '{'",
-        "huge": "the shape of 'x' must be a whole number from 1 to 8589934592, not 1000000000000000000",
+        "huge": "the shape of 'x' must be a whole number from 0 to 8589934592, not 1000000000000000000",
         "nested": "the layout must be JSON, not '[[[",
         "foreign": "WRONGTYPE",
         "entry": "worker 'w0': round is missing",

@@ -123,9 +123,9 @@ class _damaging:  # noqa: N801
     def __enter__(self) -> None:
         real = self._scripts.push
 
-        def push(*arguments: Any) -> Any:
+        def push(*arguments: Any, **named: Any) -> Any:
             self._client.call("SETRANGE", self._key, 2, "\x3d")
-            return real(*arguments)
+            return real(*arguments, **named)
 
         self._scripts.push = push  # type: ignore[method-assign]
 

@@ -31,13 +31,14 @@ import kvps
 from kvps.arrays.digest import digest_of
 from kvps.arrays.formats import chunk_sizes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, Layout
+from kvps.arrays.runs import Runs
 from kvps.config import JobConfig
 from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone
 from kvps.device import base as device_base
 from kvps.device.base import Cuda, PendingArray, open_device
 from kvps.optim import SGD, Adam
-from kvps.session.upload import GradientUpload
+from kvps.session.upload import GradientUpload, Gradients
 from kvps.store import Store
 
 
@@ -155,8 +156,8 @@ class Noted:
 def test_a_chunk_leaves_while_the_next_is_still_coming(cupy: None) -> None:
     layout, way = Layout.of({"w": np.zeros(3 * CHUNK_ITEMS + 5, np.float32)}), Noted()
     array = hostcupy.asarray(np.arange(layout.size, dtype=np.float32))
-    GradientUpload(layout, None, way, checks_finite=True).add(
-        {0: device_base.PinnedStaging(layout.size, CHUNK_ITEMS).bring(array, 0)}
+    GradientUpload(Runs(layout), None, way, checks_finite=True).add(
+        [Gradients(0, 1, device_base.PinnedStaging(layout.size, CHUNK_ITEMS).bring(array, 0))]
     )
     assert way.sent == [(0, CHUNK_ITEMS), (1, 2 * CHUNK_ITEMS), (2, 3 * CHUNK_ITEMS), (3, 3 * CHUNK_ITEMS + 5)]
 

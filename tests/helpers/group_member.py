@@ -26,7 +26,7 @@ from kvps.session.session import Session
 from kvps.torch import group
 
 POINTS = {  # where a member may die: what is called there, and whether it dies before or after that
-    "pulled, untold": (Session, "pull", "after"),
+    "pulled, untold": (Session, "pull_flat", "after"),
     "computing": (group.GroupSession, "push", "before"),
     "sending its gradient": (group._Channel, "reduce", "before"),
     "added up": (group._Channel, "reduce", "after"),

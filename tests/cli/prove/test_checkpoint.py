@@ -85,7 +85,7 @@ def test_by_hand(lasting: Store, tmp_path: Path) -> None:
     for arguments, code, words in [
         (["checkpoint", "restore", "here/bad.safetensors"], 1, "here/bad.safetensors is damaged"),
         (["checkpoint", "restore", "here/none.safetensors"], 2, "there is no checkpoint here/none.safetensors"),
-        (["checkpoint", "restore", "here"], 2, "here cannot be read: Is a directory"),
+        (["checkpoint", "restore", "here"], 2, "here is a directory: give --job too"),
         (["checkpoint", "restore", "here/mine.safetensors"], 1, "job 'job' exists"),
         (["checkpoint", "restore", "here/mine.safetensors", "--job", "a b"], 2, "job name 'a b'"),
         (["checkpoint", "restore", "here/mine.safetensors", "--job", "b", "--shards", "0"], 2, "shards must be"),

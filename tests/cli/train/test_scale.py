@@ -190,12 +190,12 @@ def test_a_copy_that_is_called_back_while_it_leaves_is_started_again(
 
 
 def test_a_copy_that_does_not_leave_is_killed(lasting: kvps.Store, here: Path, start: Any) -> None:
-    running = start("run", "-w", "1:2", "--worker-timeout", "60", "--", sys.executable, "train.py")
+    running = start("run", "-w", "1:2", "--stop-grace", "2", "--worker-timeout", "60", "--", sys.executable, "train.py")
     job = made(lasting, "train")
     assert eventually(lambda: at_work(job) == {"w0", "w1"})
     os.kill(job.state().members["w1"].pid, signal.SIGSTOP)
     scaled("train", 1)
-    running.until("was asked to leave, and was killed after 10 s")
+    running.until("was asked to leave, and was killed after 2 s")
     (here / "hurry").touch()
     assert running.wait() == 0
     check_units(job, UNITS)

@@ -27,7 +27,10 @@ def test_each_metric_of_the_table_is_there_in_both_formats(store: Store) -> None
             session.next_unit()
             session.push(gradient(session.pull(), 0, 0), loss=float("nan"))
         await_version(job, 3)
-        scrape = exported.until(kvps_contributions_total=3, kvps_units_done_total=3, kvps_shard_phase_seconds_count=30)
+        job.report(3, {"loss": 0.5})
+        scrape = exported.until(
+            kvps_contributions_total=3, kvps_evaluation=0.5, kvps_units_done_total=3, kvps_shard_phase_seconds_count=30
+        )
         _, kind, text = ask(exported.port, accept=OPENMETRICS)
         session.leave(finished=False)
     assert kind.startswith("application/openmetrics-text")
