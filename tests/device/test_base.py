@@ -38,7 +38,7 @@ from kvps.connection.sockets import ChunkGone
 from kvps.device import base as device_base
 from kvps.device.base import Cuda, PendingArray, open_device
 from kvps.optim import SGD, Adam
-from kvps.session.upload import GradientUpload, Gradients
+from kvps.session.upload import Gradients, GradientUpload
 from kvps.store import Store
 
 
