@@ -15,8 +15,6 @@ import kvps
 from kvps.protocol.plan import Plan
 from kvps.store import Store
 
-pytestmark = pytest.mark.contract
-
 PARAMS = {"x": np.zeros(4, np.float32)}
 GRADIENT = {"x": np.ones(4, np.float32)}
 PATIENT: dict[str, Any] = {"worker_timeout_ms": 60_000, "transport": "redis"}
@@ -28,6 +26,7 @@ def step(session: kvps.Session) -> None:
     session.push(GRADIENT)
 
 
+@pytest.mark.contract
 def test_a_state_is_as_old_as_the_clock_of_the_copy_that_comes_back(store: Store) -> None:
     """Committed or still waiting, and whatever the copy before had not pushed. A checkpoint has what is committed."""
     job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
@@ -63,6 +62,7 @@ def test_a_state_is_as_old_as_the_clock_of_the_copy_that_comes_back(store: Store
             eventually(lambda: again.states() == {"w0": {"done": 3}}, 60)
 
 
+@pytest.mark.contract
 def test_a_checkpoints_file_has_the_states(store: Store, tmp_path: Any) -> None:
     job = store.create_job("job", PARAMS, **PATIENT)
     with aggregating(job), job.join("w0") as session:
@@ -76,29 +76,42 @@ def test_a_checkpoints_file_has_the_states(store: Store, tmp_path: Any) -> None:
     assert again.join("w0").state["epoch"] == 3
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["refused", "lost reply"])
-def test_a_push_that_is_made_again_brings_its_state_once(store: Store, lost: bool) -> None:
+@pytest.mark.contract
+def test_a_push_whose_reply_was_lost_brings_its_state_once(store: Store) -> None:
+    job, session = _with_a_state(store)
+    lose_next_answer()
+    with pytest.raises(kvps.ServerLost):
+        session.push(GRADIENT)
+    session.state["more"] = "what came later travels with the next push"
+    session.push(GRADIENT)
+    _is_there_once(job, session)
+    step(session)
+    assert job.join("w0", takeover=True).state.keys() == {"done", "more"}
+
+
+def test_a_push_that_a_full_server_refused_brings_its_state_once(store: Store) -> None:
+    job, session = _with_a_state(store)
+    with full_server(store), pytest.raises(kvps.ServerFull):
+        session.push(GRADIENT)
+    session.push(GRADIENT)
+    _is_there_once(job, session)
+
+
+def _with_a_state(store: Store) -> tuple[kvps.Job, kvps.Session]:
+    """Return a worker that is about to push, and has a state."""
     job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
     session = job.join("w0")
     session.pull()
     session.state["done"] = 1
-    if lost:
-        lose_next_answer()
-        with pytest.raises(kvps.ServerLost):
-            session.push(GRADIENT)
-        session.state["more"] = "what came later travels with the next push"
-        session.push(GRADIENT)
-    else:
-        with full_server(store), pytest.raises(kvps.ServerFull):
-            session.push(GRADIENT)
-        session.push(GRADIENT)
+    return job, session
+
+
+def _is_there_once(job: kvps.Job, session: kvps.Session) -> None:
     states = job.access.client.call("HGETALL", job.access.keys.states)
     assert states == {f"w0 {session.incarnation}:1": '{"done":1}'}
-    if lost:
-        step(session)
-        assert job.join("w0", takeover=True).state.keys() == {"done", "more"}
 
 
+@pytest.mark.contract
 def test_the_state_of_what_is_rejected_is_dropped(store: Store) -> None:
     job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
     session = job.join("w0")
@@ -111,6 +124,7 @@ def test_the_state_of_what_is_rejected_is_dropped(store: Store) -> None:
     assert job.access.client.call("HGETALL", job.access.keys.states) == {}
 
 
+@pytest.mark.contract
 def test_only_what_has_changed_travels(store: Store) -> None:
     job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
     session = job.join("w0")
@@ -132,6 +146,7 @@ def test_only_what_has_changed_travels(store: Store) -> None:
         ({"a": "x" * 70_000}, r"has 70,008 bytes as JSON, and may have 65,536"),
     ],
 )
+@pytest.mark.contract
 def test_a_state_that_cannot_travel_is_refused_and_nothing_is_pushed(store: Store, state: Any, said: str) -> None:
     job = store.create_job("job", PARAMS, **PATIENT)
     session = job.join("w0")
