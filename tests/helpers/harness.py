@@ -16,11 +16,13 @@ from kvps_aggregator import Aggregator, AggregatorOptions
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.log_keeper import AS_USUAL, KeptLog
 from kvps_aggregator.nearness import Near
+from kvps_aggregator.version_maker import Outcome
 
 import kvps
 from kvps.arrays.layout import CHUNK_ITEMS
 from kvps.connection.sockets import connection_settings
 from kvps.device.base import CPU, Device
+from kvps.errors import KvpsError
 from kvps.history.commit_log import Log
 from kvps.job import Job
 from kvps.optim import (
@@ -38,6 +40,7 @@ from kvps.optim import (
     Yogi,
 )
 from kvps.optim.schedules import TableLR
+from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.plan import Contribution, Plan
 from kvps.session.session import Session
 
@@ -83,9 +86,10 @@ def aggregating(
     record: Path | None = None,
     log: KeptLog = AS_USUAL,
 ) -> Iterator[Aggregator]:
-    """Serve the job with an aggregator inside the block; raise the aggregator's error after it."""
+    """Serve the job with an aggregator inside the block, and commit what is complete at its end. Raise the aggregator's
+    error after it."""
     stop, failures = threading.Event(), []
-    aggregator = Aggregator(job, stop, shards, AggregatorOptions(record, checkpoints, device, memory_lost, near, log))
+    aggregator = _Thorough(job, stop, shards, AggregatorOptions(record, checkpoints, device, memory_lost, near, log))
 
     def run() -> None:
         try:
@@ -111,11 +115,22 @@ def _unblock(job: Job) -> None:
     stop. A user with fewer rights may not do that."""
     if connection_settings(job.access.client.url).get("username"):
         return
-    with suppress(kvps.KvpsError), job.access.client.twin(0.1) as other:
+    with suppress(KvpsError), job.access.client.twin(0.1) as other:
         server = other.node(job.access.keys.version)
         for client in server.call("CLIENT LIST"):
             if "b" in client["flags"]:
                 server.call("CLIENT UNBLOCK", client["id"])
+
+
+class _Thorough(Aggregator):
+    """An aggregator that ends only when there is nothing to do: an acknowledged push may not be committed yet."""
+
+    def _loop(self, until_finished: bool, idle_s: float) -> None:
+        super()._loop(until_finished, idle_s)
+        with suppress(KvpsError, ServerRestarted):
+            self.hold(at_once=True)
+            while self.work() is not Outcome.IDLE:
+                pass
 
 
 class _Abandoned(Aggregator):
