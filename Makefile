@@ -56,13 +56,16 @@ test-all: .stamps/dev $(TOO_OLD) check ## Run every test but those that need a G
 exhaustive: .stamps/dev ## Explore the commit protocol at large bounds, where the model has changed (hours, gigabytes; PROCS=2)
 	PYTHONPATH=tests $(BIN)/python -m protocol.explored --procs $(or $(PROCS),1)
 
-# CuPy, and PyTorch for CUDA, are taken from the Python that is there. For a machine without a network, where there is one
-# (and the same Python): pip download -d wheels '.[embedded,demo]' hatchling editables pytest pytest-timeout
-gpu: ## Run the tests that need a CUDA device, and print rates (PYTHON=, one that has CuPy; WHEELS=DIR: install from there)
-	$(PYTHON) -m venv --system-site-packages .stamps/gpu
+# CuPy, and PyTorch for CUDA, are taken from the Python that is there, which may be that of a virtual environment. For a
+# machine without a network, where there is one (and the same Python):
+# pip download -d wheels '.[embedded,demo]' hatchling editables pytest pytest-timeout
+gpu: ## Run the tests that need a CUDA device (PYTHON=, one that has CuPy; WHEELS=DIR: install from there)
+	$(PYTHON) -m venv .stamps/gpu
+	$(PYTHON) -c 'import site; print("import site;", *(f"site.addsitedir({p!r});" for p in site.getsitepackages()))' \
+	  > "$$(.stamps/gpu/bin/python -c 'import site; print(site.getsitepackages()[0])')/there.pth"
 	.stamps/gpu/bin/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
 	  -e '.[embedded,demo]' pytest pytest-timeout
-	.stamps/gpu/bin/python -m pytest -m gpu tests/device/test_cuda.py
+	.stamps/gpu/bin/python -m pytest -m gpu tests/device
 
 bench: .stamps/bench ## Measure everything and write docs/performance.md (ONLY=round,wake; TURNS=3; QUICK=1)
 	$(BIN)/python -m kvps_bench.page $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)

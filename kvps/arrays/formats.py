@@ -169,11 +169,11 @@ class Int8:
         padded = xp.zeros((blocks, _BLOCK), xp.float32)
         padded.reshape(-1)[: values.size] = values
         largest = _sizes(xp, padded).max(axis=1).view(xp.float32)
-        bits = xp.minimum(xp.divide(largest, np.float32(127)).view(xp.uint32), _SCALE_MAX.view(np.uint32))
-        scales = bits.view(xp.float32).reshape(blocks, 1)
-        steps = xp.divide(padded, xp.where(bits.reshape(blocks, 1) > _u32(0), scales, np.float32(1)))
+        scales = xp.minimum(xp.divide(largest, np.float32(127)), _SCALE_MAX).reshape(blocks, 1)
+        bits = scales.view(xp.uint32)  # a comparison of floats would take subnormal ones for 0
+        steps = xp.divide(padded, xp.where(bits > _u32(0), scales, np.float32(1)))
         steps = xp.clip(xp.rint(steps), np.float32(-127), np.float32(127)).astype(xp.int8)
-        data = xp.concatenate([bits.view(xp.uint8), steps.reshape(-1)[: values.size].view(xp.uint8)])
+        data = xp.concatenate([bits.reshape(-1).view(xp.uint8), steps.reshape(-1)[: values.size].view(xp.uint8)])
         return data, xp.multiply(steps.astype(xp.float32), scales).reshape(-1)[: values.size]
 
     def decode(self, data: Bytes, out: Array) -> None:

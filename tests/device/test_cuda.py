@@ -95,7 +95,7 @@ def of_cupy(cupy: ModuleType, grads: Params) -> dict[str, Any]:
 
 def of_torch(grads: Params) -> dict[str, Any]:
     torch = cuda_torch()
-    tensors = {name: torch.from_numpy(grad).cuda().requires_grad_() for name, grad in grads.items()}
+    tensors = {name: torch.from_numpy(np.asarray(grad)).cuda().requires_grad_() for name, grad in grads.items()}
     return tensors | {"W": torch.from_numpy(grads["W"].T.copy()).cuda().T}
 
 

@@ -232,6 +232,8 @@ class ElementwiseKernel:
         assert outputs == "float32 c"
 
     def __call__(self, *arrays: object) -> ndarray:
+        if types := {a.dtype for a in arrays if isinstance(a, ndarray)} - {np.dtype(np.float32)}:
+            raise TypeError(f"a kernel of float32 gets {types}")
         out = arrays[self._inputs] if len(arrays) > self._inputs else None
         return _by_numpy(self._function, *arrays[: self._inputs], out=out)
 

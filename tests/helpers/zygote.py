@@ -195,9 +195,10 @@ def main() -> None:
 
 
 def _import_whole(package: str) -> None:
-    """Import a package with all its modules, but for PyTorch's and those for which a library is missing."""
+    """Import a package with all its modules, but for those of PyTorch and JAX, which may start threads, and those for
+    which a library is missing."""
     for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-        if not module.name.endswith("__main__") and not module.name.startswith("kvps.torch"):
+        if not module.name.endswith("__main__") and not module.name.startswith(("kvps.torch", "kvps.jax")):
             _import(module.name)
 
 
