@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,13 +19,19 @@ from helpers.paths import TESTS
 import kvps
 from kvps.store import Store
 
+torch = pytest.importorskip("torch")
+from helpers.ddp import batch, net  # noqa: E402
+
+import kvps.torch  # noqa: E402
+
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 ROUNDS, WORKERS = 8, 2
 CNN = """
-import hashlib, pathlib, sys
+import pathlib, sys
 import torch
 from helpers.noisy_digits import NoisyDigits, cnn
+from same_bits.job import sha256_of
 import kvps, kvps.torch
 
 torch.use_deterministic_algorithms(True)
@@ -41,50 +46,40 @@ with kvps.from_env() as worker:
             session.step()
     assert job.await_finished()
     by = {c.worker for commit in job.log() for c in commit.plan.contributions}
-    weights = b"".join(array.tobytes() for _, array in sorted(job.snapshot()[1].items()))
-    pathlib.Path("ended").write_text(f"{len(by)} {hashlib.sha256(weights).hexdigest()}")
+    pathlib.Path("ended").write_text(f"{len(by)} {sha256_of(job.snapshot()[1])}")
 """
 
 
 @pytest.fixture(scope="module", autouse=True)
-def torch() -> Any:
-    """PyTorch, with multiplications in full float32, so that results can be compared with a CPU's."""
-    torch = pytest.importorskip("torch")
-    importlib.import_module("kvps.torch")
+def cuda() -> None:
+    """Multiplications are in full float32, so that sums in another order differ by rounding alone."""
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     torch.set_float32_matmul_precision("highest")
-    return torch
 
 
-def net(torch: Any) -> Any:
-    torch.manual_seed(7)
-    nn = torch.nn
-    return nn.Sequential(nn.Linear(20, 32, bias=False), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 5)).cuda()
-
-
-def batch(torch: Any, number: int) -> tuple[Any, Any]:
-    x = torch.from_numpy(np.random.default_rng(number).normal(size=(64, 20)).astype(np.float32)).cuda()
-    return x, x[:, :5].argmax(1)
+def on_device(number: int) -> tuple[Any, Any]:
+    x, y = batch(0, number)
+    return x.cuda(), y.cuda()
 
 
 # -- loops ---------------------------------------------------------------------------------------------------------
 
 
-def plain(torch: Any, model: Any, optimizer: Any) -> None:
+def plain(model: Any, optimizer: Any) -> None:
     for number in range(ROUNDS):
-        x, y = batch(torch, number)
+        x, y = on_device(number)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
 
 
-def scaled(torch: Any, model: Any, optimizer: Any) -> None:
+def scaled(model: Any, optimizer: Any) -> None:
     """Autocast to float16, whose first gradients overflow: the scaler leaves these steps out."""
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**40)
     for number in range(4 * ROUNDS):
-        x, y = batch(torch, number)
+        x, y = on_device(number)
         optimizer.zero_grad()
         with torch.autocast("cuda", dtype=torch.float16):
             loss = torch.nn.functional.cross_entropy(model(x), y)
@@ -96,20 +91,18 @@ def scaled(torch: Any, model: Any, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("transport", ["redis", "shm"])
 @pytest.mark.parametrize("loop", [plain, scaled])
-def test_a_loop_ends_as_with_its_own_optimizer(
-    store: Store, torch: Any, loop: Callable[[Any, Any, Any], None], transport: str
-) -> None:
+def test_a_loop_ends_as_with_its_own_optimizer(store: Store, loop: Callable[[Any, Any], None], transport: str) -> None:
     """The optimizer is the device's in one, and kvps's on the CPU in the other."""
-    models = [net(torch) for _ in range(2)]
+    models = [net().cuda() for _ in range(2)]
     adam = [torch.optim.Adam(model.parameters(), lr=0.01) for model in models]
-    loop(torch, models[0], adam[0])
+    loop(models[0], adam[0])
     rule = kvps.torch.optimizer(models[1], adam[1])
     start = kvps.torch.parameters(models[1])
     job = store.create_job("job", start, optimizer=rule, transport=transport, worker_timeout_ms=60_000)
 
     def train() -> None:
         with kvps.torch.Optimizer(adam[1], models[1], job=job) as optimizer:
-            loop(torch, models[1], optimizer)
+            loop(models[1], optimizer)
 
     run_workers(job, train)
     for (name, mine), other in zip(models[1].named_parameters(), models[0].parameters(), strict=True):
@@ -117,9 +110,9 @@ def test_a_loop_ends_as_with_its_own_optimizer(
         torch.testing.assert_close(mine, other, rtol=0, atol=2e-3, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_two_workers_count_as_one_of_their_batches_together(store: Store, torch: Any) -> None:
-    """Buffers too: each worker's BatchNorm saw half of the batches."""
-    start = net(torch)
+def test_two_workers_count_as_one_of_their_batches_together(store: Store) -> None:
+    """The oracle adds up both gradients on the device, and steps with PyTorch's own SGD."""
+    start = net().cuda()
     sgd = torch.optim.SGD(start.parameters(), lr=0.1, momentum=0.9)
     job = store.create_job(
         "job",
@@ -134,7 +127,7 @@ def test_two_workers_count_as_one_of_their_batches_together(store: Store, torch:
         with kvps.torch.join(job, model, f"w{rank}") as worker:
             while worker.session.clock < ROUNDS:
                 worker.pull()
-                x, y = batch(torch, 2 * worker.session.clock + worker.session.rank)
+                x, y = on_device(2 * worker.session.clock + worker.session.rank)
                 torch.nn.functional.cross_entropy(model(x), y).backward()
                 worker.step()
 
@@ -143,7 +136,7 @@ def test_two_workers_count_as_one_of_their_batches_together(store: Store, torch:
     for round_ in range(ROUNDS):
         sgd.zero_grad()
         for rank in range(WORKERS):
-            x, y = batch(torch, 2 * round_ + rank)
+            x, y = on_device(2 * round_ + rank)
             (torch.nn.functional.cross_entropy(start(x), y) / WORKERS).backward()
         sgd.step()
     for name, parameter in start.named_parameters():
@@ -151,7 +144,7 @@ def test_two_workers_count_as_one_of_their_batches_together(store: Store, torch:
 
 
 def test_a_cnn_with_dropout_ends_with_the_same_bits_whoever_trains(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, torch: Any
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The dropout's random numbers are the device's: `batches` seeds them for each unit."""
     (tmp_path / "train.py").write_text(CNN)
