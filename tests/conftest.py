@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -51,6 +52,18 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["KVPS_SERVER_STAYS"] = "0"  # no test leaves a server behind; those of this behaviour ask for more
     if (server := config.getoption("server")) not in ("", CLUSTER):
         os.environ["KVPS_SERVER"] = program_of(server)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for garbage when all is imported, and then no more among that: it takes a third of the time until then."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
