@@ -120,11 +120,11 @@ class Zygote:
 
     @classmethod
     def started(cls, modules: Sequence[str]) -> Zygote:
-        """Start a zygote that has imported kvps and these modules too."""
+        """Start a zygote that has imported kvps and these modules too: with modules it is a fork of the one without."""
         end, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = "from helpers import zygote; zygote.main()"
         with its_end:
-            begun = _FreshPopen(
+            begun = (Popen if modules else _FreshPopen)(
                 [sys.executable, "-P", "-c", code, str(its_end.fileno()), *modules, " " * _ROOM],
                 env=_ENVIRONMENT | {"ROOM": " " * _ROOM},
                 stdin=subprocess.DEVNULL,
@@ -184,6 +184,7 @@ class Popen(_FreshPopen[Any]):
 def main() -> None:
     """Serve as a zygote, which sys.argv describes; never return."""
     end, *modules, _ = sys.argv[1:]
+    gc.disable()  # a fork enables it
     for package in _PACKAGES:
         _import_whole(package)
     for module in (*_LIBRARIES, *modules):
