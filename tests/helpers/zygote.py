@@ -1,4 +1,4 @@
-"""A process that has imported everything, and forks Python commands on demand.
+"""A process that has imported everything and read the digits, and forks Python commands on demand.
 
 A Python that imports NumPy, Redis, scikit-learn and the commands costs a second of processor time, a fork some
 milliseconds. `Popen` is `subprocess.Popen`, but has Python commands forked, if nothing about them is unusual.
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from helpers.paths import TESTS
+from kvps_workers import digits
 
 from kvps.machine import process
 
@@ -189,6 +190,8 @@ def main() -> None:
         _import_whole(package)
     for module in (*_LIBRARIES, *modules):
         _import(module)
+    with suppress(ImportError):
+        digits._load()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a zygote is in its requester's group; a fork unblocks them
     gc.collect()
     gc.freeze()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,11 +69,12 @@ class Digits:
         return {"loss": loss, "accuracy": float((p.argmax(1) == y).mean())}
 
 
+@cache
 def _load() -> tuple[Any, Any]:
     """Return pixels (n, 64) and labels (n,), as scikit-learn has them.
 
     They are read from scikit-learn's data file if it is found: importing scikit-learn takes longer than everything else
-    that a worker does until it has joined.
+    that a worker does until it has joined. Several workers of one process read them once.
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
