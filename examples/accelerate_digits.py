@@ -33,7 +33,7 @@ def make_data() -> TensorDataset:
 def main() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
     model, data = make_model(), make_data()
-    with kvps.torch.Optimizer(make_optimizer(model), model) as shared:
+    with kvps.torch.Optimizer(make_optimizer(model), model, clip_norm=1.0) as shared:
         loader = DataLoader(Subset(data, range(shared.rank, len(data), shared.workers)), BATCH)
         model, optimizer, loader = accelerator.prepare(model, shared, loader)
         for _ in range(EPOCHS):
@@ -41,7 +41,6 @@ def main() -> None:
                 with accelerator.accumulate(model):
                     loss = nn.functional.cross_entropy(model(images), labels)
                     accelerator.backward(loss)
-                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
                     optimizer.zero_grad()
         if shared.rank == 0:

@@ -20,10 +20,12 @@ LONG = ["--epochs", "5000"]
 LONG_UP = [*LONG, "--slow", "w0=30x"]  # its rounds leave processors to what the test does meanwhile
 
 
-def run(command: Sequence[Any], check: bool = False, **options: Any) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Sequence[Any], check: bool = False, popen: type[Popen] = Popen, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, as `subprocess.run` does; its output is text."""
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with Popen(command, **(streams | options)) as process:
+    with popen(command, **(streams | options)) as process:
         done = subprocess.CompletedProcess(command, 0, *process.communicate(timeout=300))
     done.returncode = process.returncode
     if check:

@@ -1,32 +1,53 @@
-"""What the examples with other libraries are compared with. Each is run as a program, and leaves the weights and, under
-"come", how far all have come: the Euclidean norm of their way.
+"""The examples with other libraries as tests run them, and what they are compared with: two processes of
+DistributedDataParallel over gloo that train the same model on the same batches.
 
-python libraries.py trainer FILE       a rank of transformers' Trainer with DistributedDataParallel, as torchrun runs it
-python libraries.py lightning FILE     a plain loop of PyTorch that averages the gradients of two workers
-python libraries.py accelerate FILE    the same, each with the mean of two batches, clipped
-python libraries.py jax FILE           the same with optax, whose adamw steps
-python libraries.py jax-local FILE     the mean of two workers that optax trains between
+python libraries.py copy NAME FOLDER [ARGUMENT]   a copy of an example under `kvps run`, which leaves its losses
+python libraries.py rank NAME FOLDER RANK PORT    a rank of what it is compared with: it leaves its losses, and rank 0
+                                                  the weights, in weights.npz
+
+NAME is an example, or jax_optax-local. Losses are in losses-<rank>.npy: all that PyTorch's cross_entropy returned, or
+that a script with JAX said to its job.
+
+JAX has no DistributedDataParallel. There the ranks are processes of optax that average their gradients over gloo; with
+local steps, what each has come to.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import runpy
 import sys
-from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from helpers.ddp import weights_of
 from helpers.paths import ROOT
-from torch.utils.data import Subset
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset
 
 WORKERS = 2
+Weights = dict[str, np.ndarray]
+_cross_entropy = nn.functional.cross_entropy
+_losses: list[float] = []
 
 
-def example(name: str) -> Any:
-    """Return an example as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+def _noted(*arguments: Any, **keywords: Any) -> torch.Tensor:
+    loss = _cross_entropy(*arguments, **keywords)
+    _losses.append(loss.item())
+    return loss
+
+
+def file_of(example: str) -> Path:
+    return ROOT / "examples" / f"{example}.py"
+
+
+def _module(example: str) -> Any:
+    spec = importlib.util.spec_from_file_location(example, file_of(example))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -34,110 +55,139 @@ def example(name: str) -> Any:
     return module
 
 
-def trainer(file: str) -> None:
-    there = example("trainer_gpt2")
+# -- DistributedDataParallel ------------------------------------------------------------------------------------------
+
+
+def trainer(there: Any, rank: int) -> Weights:
+    """Trainer with DistributedDataParallel, as torchrun runs it."""
     model, text, steps, size = there.make_model(), there.Text(), there.STEPS, there.BATCH
     # Rank r of DistributedDataParallel has each second batch, and worker r of the example each second sample.
-    order = [
-        WORKERS * (batch * size + i) + rank for batch in range(steps) for rank in range(WORKERS) for i in range(size)
-    ]
-    arguments = there.TrainingArguments(f"{file}.d", max_grad_norm=1.0, ddp_backend="gloo", **there.SETTINGS)
+    order = [WORKERS * (batch * size + i) + r for batch in range(steps) for r in range(WORKERS) for i in range(size)]
+    arguments = there.TrainingArguments(f"build/{rank}", max_grad_norm=1.0, ddp_backend="gloo", **there.SETTINGS)
     run = there.Trainer(model, arguments, train_dataset=Subset(text, order), optimizers=there.make_optimizer(model))
-    start = weights_of(model)
-    ended = run.train()
-    if run.is_world_process_zero():
-        assert isinstance(run.model_wrapped, torch.nn.parallel.DistributedDataParallel)
-        _save(file, model, start, loss=ended.training_loss)
+    run.train()
+    assert isinstance(run.model_wrapped, DistributedDataParallel)
+    return weights_of(model)
 
 
-def lightning(file: str) -> None:
-    there = example("lightning_digits")
-    model, data = there.Digits(), there.make_data()
-    start = weights_of(model)
-    _mean_loop(model, there, lambda rank, batch: [model.loss_of(data[_rows(rank, batch, there.BATCH)])], len(data))
-    _save(file, model, start)
+def lightning(there: Any, rank: int) -> Weights:
+    model = there.Digits()
+    _train(model.layers, there, rank)
+    return weights_of(model)
 
 
-def accelerate(file: str) -> None:
-    there = example("accelerate_digits")
-    model, data = there.make_model(), there.make_data()
-    start = weights_of(model)
-
-    def losses(rank: int, step: int) -> list[torch.Tensor]:
-        batches = range(there.ACCUMULATED * step, there.ACCUMULATED * (step + 1))
-        parts = [data[_rows(rank, batch, there.BATCH)] for batch in batches]
-        return [torch.nn.functional.cross_entropy(model(x), y) / len(parts) for x, y in parts]
-
-    _mean_loop(model, there, losses, len(data) // there.ACCUMULATED, clip_norm=1.0)
-    _save(file, model, start)
+def accelerate(there: Any, rank: int) -> Weights:
+    model = there.make_model()
+    _train(model, there, rank, there.ACCUMULATED, clip_norm=1.0)
+    return weights_of(model)
 
 
-def jax(file: str, local: bool = False) -> None:
-    there = example("jax_optax")
-    each, update = there.jax.tree.map, there.jax.jit(there.adamw.update)
-    start = mean = there.make_params()
-    states = [there.adamw.init(start) for _ in range(WORKERS)]
-    for round_ in range(there.STEPS // there.LOCAL_STEPS if local else there.STEPS):
-        ends = []
-        for rank in range(WORKERS):
-            if local:
-                params = mean
-                for number in range(there.LOCAL_STEPS * round_, there.LOCAL_STEPS * (round_ + 1)):
-                    _, params, states[rank] = there.local_step(params, states[rank], there.rows_of(rank, number))
-                ends.append(params)
-            else:
-                ends.append(there.clipped_gradient(mean, there.rows_of(rank, round_))[1])
-        average = each(lambda *of: sum(of) / WORKERS, *ends)
-        if local:
-            mean = average
-        else:
-            updates, states[0] = update(average, states[0], mean)
-            mean = there.optax.apply_updates(mean, updates)
-    start, end = there.kvps.jax.parameters(start), there.kvps.jax.parameters(mean)
-    np.savez(file, **end, come=_distance(start, end))
-
-
-def _distance(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    return float(np.sqrt(sum(np.sum((one[name] - other[name]) ** 2) for name in other)))
-
-
-def _save(file: str, model: torch.nn.Module, start: dict[str, np.ndarray], **more: float) -> None:
-    end = weights_of(model)
-    np.savez(file, **end, come=_distance(start, end), **more)
-
-
-def _rows(rank: int, batch: int, size: int) -> slice:
-    return slice(WORKERS * batch * size + rank, WORKERS * (batch + 1) * size, WORKERS)
-
-
-def _mean_loop(
-    model: torch.nn.Module,
-    there: Any,
-    losses: Callable[[int, int], list[torch.Tensor]],
-    samples: int,
-    clip_norm: float = float("inf"),
-) -> None:
-    optimizer = there.make_optimizer(model)
+def _train(layers: nn.Module, there: Any, rank: int, accumulated: int = 1, clip_norm: float = float("inf")) -> None:
+    data = there.make_data()
+    loader = DataLoader(Subset(data, range(rank, len(data), WORKERS)), there.BATCH)
+    together, optimizer = DistributedDataParallel(layers), there.make_optimizer(layers)
     for _ in range(there.EPOCHS):
-        for step in range(samples // WORKERS // there.BATCH):
-            gradients = []
-            for rank in range(WORKERS):
+        for number, (images, labels) in enumerate(loader, 1):
+            with together.no_sync() if number % accumulated else nullcontext():
+                (nn.functional.cross_entropy(together(images), labels) / accumulated).backward()
+            if number % accumulated == 0:
+                nn.utils.clip_grad_norm_(layers.parameters(), clip_norm)
+                optimizer.step()
                 optimizer.zero_grad()
-                for loss in losses(rank, step):
-                    loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-                gradients.append([p.grad for p in model.parameters()])
-            for parameter, *each in zip(model.parameters(), *gradients, strict=True):
-                parameter.grad = sum(each) / WORKERS
-            optimizer.step()
 
 
-PROGRAMS: dict[str, Callable[[str], None]] = {
-    "trainer": trainer,
-    "lightning": lightning,
-    "accelerate": accelerate,
-    "jax": jax,
-    "jax-local": lambda file: jax(file, local=True),
+# -- optax ------------------------------------------------------------------------------------------------------------
+
+
+def jax(there: Any, rank: int) -> Weights:
+    params = there.make_params()
+    state, update = there.adamw.init(params), there.jax.jit(there.adamw.update)
+    for number in range(there.STEPS):
+        loss, grads = there.clipped_gradient(params, there.rows_of(rank, number))
+        _losses.append(float(loss))
+        updates, state = update(_mean(there, grads), state, params)
+        params = there.optax.apply_updates(params, updates)
+    return dict(there.kvps.jax.parameters(params))
+
+
+def jax_local(there: Any, rank: int) -> Weights:
+    params = there.make_params()
+    state = there.adamw.init(params)
+    for number in range(there.STEPS):
+        loss, params, state = there.local_step(params, state, there.rows_of(rank, number))
+        if number % there.LOCAL_STEPS == there.LOCAL_STEPS - 1:
+            _losses.append(float(loss))
+            params = _mean(there, params)
+    return dict(there.kvps.jax.parameters(params))
+
+
+def _mean(there: Any, tree: Any) -> Any:
+    """Return the mean of all ranks' trees."""
+
+    def of_leaf(leaf: Any) -> Any:
+        total = torch.from_numpy(np.array(leaf))
+        distributed.all_reduce(total)
+        return there.jnp.asarray(total.numpy()) / WORKERS
+
+    return there.jax.tree.map(of_leaf, tree)
+
+
+# -- as programs ------------------------------------------------------------------------------------------------------
+
+RANKS = {
+    "trainer_gpt2": trainer,
+    "lightning_digits": lightning,
+    "accelerate_digits": accelerate,
+    "jax_optax": jax,
+    "jax_optax-local": jax_local,
 }
+
+
+def rank(name: str, folder: str, rank: str, port: str) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(WORKERS)}
+    os.environ.update(place, RANK=rank, LOCAL_RANK=rank)
+    distributed.init_process_group("gloo")
+    weights = RANKS[name](_module(name.partition("-")[0]), int(rank))
+    distributed.destroy_process_group()
+    _leave_losses(folder, rank)
+    if rank == "0":
+        np.savez(Path(folder, "weights.npz"), **weights)
+
+
+def copy(name: str, folder: str, *arguments: str) -> None:
+    if name.startswith("jax"):
+        _note_losses_of_jax()
+    sys.argv = [str(file_of(name)), *arguments]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    _leave_losses(folder, os.environ["KVPS_RANK"])
+
+
+def _note_losses_of_jax() -> None:
+    from kvps.jax import JaxSession
+
+    step = JaxSession.step
+
+    def noted(session: JaxSession, grads: Any, loss: Any) -> int:
+        _losses.append(float(loss))
+        return step(session, grads, loss)
+
+    JaxSession.step = noted  # type: ignore[method-assign]
+
+
+def _leave_losses(folder: str, rank: str) -> None:
+    np.save(Path(folder, f"losses-{rank}.npy"), _losses)
+
+
+def losses_in(folder: Path) -> np.ndarray:
+    """Return all losses, (WORKERS, as many as each process had); one that had one more has it after its training."""
+    each = [np.load(folder / f"losses-{rank}.npy") for rank in range(WORKERS)]
+    return np.array([losses[: min(map(len, each))] for losses in each])
+
+
+def main(what: str, *arguments: str) -> None:
+    nn.functional.cross_entropy = _noted
+    {"rank": rank, "copy": copy}[what](*arguments)
+
+
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]](sys.argv[2])
+    main(*sys.argv[1:])

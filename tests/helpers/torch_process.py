@@ -9,3 +9,8 @@ class TorchPopen(Popen):
     """A `Popen` whose zygote has imported PyTorch too."""
 
     modules = ("torch", "torch.distributed", "kvps.torch", "helpers.ddp")
+
+
+def importing(*modules: str) -> type[Popen]:
+    """Return a `Popen` whose zygote has imported PyTorch and these modules too."""
+    return type("LibraryPopen", (TorchPopen,), {"modules": (*TorchPopen.modules, *modules)})
