@@ -55,5 +55,7 @@ class RunControl(NamedTuple):
 
     @property
     def why(self) -> str:
-        """What has happened, for a person: "stopped by w0: the loss is low enough"."""
+        """What has happened, for a person, as "stopped by w0: the loss is low enough"; "" for a job that goes on."""
+        if self.state == "running":
+            return ""
         return f"{self.state}{f' by {self.by}' if self.by else ''}{f': {self.reason}' if self.reason else ''}"

@@ -11,18 +11,20 @@ from kvps.config.unit_rounds import UnitRounds
 from kvps.job import Job
 from kvps.parsing import number, whole
 from kvps.protocol.job_state import Member, State
+from kvps.protocol.run_control import STATES
 from kvps.session.heartbeat import interval_s
 from kvps.staleness import admits
 
-JOB_WORDS = FINISHED, LACKS_WORKERS, LACKS_AGGREGATOR, STALLED, RUNS = (
+JOB_WORDS = FINISHED, *_, LACKS_WORKERS, LACKS_AGGREGATOR, STALLED, RUNS = (
     "finished",
+    *STATES.values(),
     "waits for workers",
     "waits for an aggregator",
     "stalled",
     "runs",
 )
-"""What a job may be doing, in a few words. It is stalled while each of its workers is silent or waits for a worker that
-is: a round that takes long is no stall."""
+"""What a job may be doing, in a few words. A job that was stopped is finished when its workers have ended. It is
+stalled while each of its workers is silent or waits for a worker that is: a round that takes long is no stall."""
 AGGREGATOR = "the aggregator"
 OTHERS = "workers that have not joined"
 NAMED = 4
@@ -75,6 +77,8 @@ class JobNow(NamedTuple):
         waits_for = list[str]()
         if state.finished(config):
             word = FINISHED
+        elif state.run.why:
+            word = state.run.state
         elif Waits.for_joins(state, config) or not (silent_s or backlog or planned):
             word = LACKS_WORKERS
         elif not any(holders):

@@ -20,8 +20,9 @@ def summary(job: Job, state: State) -> dict[str, Any]:
     """Return a job as JSON, with the names of the code.
 
     active       its workers in the vector clock
-    run          whether it goes on, or who has stopped, suspended or paused it, why and when
+    run          the same in parts, with when
     waits_for    the workers that a stalled job waits for, slowest first
+    why          who has stopped, suspended or paused it, and why; "" if it goes on
     commits_per_s  versions a second, lately; None if the job records no spans
     loss         the mean of the newest losses of its first workers; None if they say none
     silent_s     seconds since the last version was committed, or a worker came or went
@@ -57,6 +58,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
         "model_bytes": job.layout.nbytes,
         "state": now.state,
         "waits_for": now.waits_for,
+        "why": state.run.why,
         "run": state.run._asdict(),
         "commits_per_s": lately.per_second() if c.records_spans else None,
         "loss": mean(losses) if losses else None,

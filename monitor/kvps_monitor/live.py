@@ -72,6 +72,7 @@ class JobWatch:
             optimizer=str(job.config.optimizer),
             state=now.state,
             waits_for=now.waits_for,
+            why=state.run.why,
             version=state.version,
             head=state.head,
             backlog=now.backlog,

@@ -37,9 +37,9 @@ TONES = {"good": "#e0f2ea", "warn": "#fbeed5", "bad": "#fbe4de", "done": "#ecece
 STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "done": "dim"}
 """How a terminal shows a state of a tone."""
 TONE_OF = {
-    **dict.fromkeys(("waiting", "awaited", "rejoining"), "warn"),
+    **dict.fromkeys(("waiting", "awaited", "rejoining", "paused", "suspended"), "warn"),
     **dict.fromkeys(("silent", "stalled", "evicted", "unreadable"), "bad"),
-    **dict.fromkeys(("finished", "left"), "done"),
+    **dict.fromkeys(("finished", "left", "stopped"), "done"),
 }
 """The tones of states; that of all others is good, or warn where they begin with "waits"."""
 
@@ -56,8 +56,11 @@ def doing(w: WorkerView) -> str:
     return f"waiting for {', '.join(w.waits_for).removeprefix('the ')}" if w.waits_for else w.state
 
 
-def job_does(state: str, waits_for: Sequence[str]) -> str:
-    """Return what a job does, and for which workers it waits if it is stalled, as "stalled: waits for w2"."""
+def job_does(state: str, waits_for: Sequence[str], why: str) -> str:
+    """Return what a job does: for which workers it waits if it is stalled, as "stalled: waits for w2", and who has
+    stopped or paused it, and `why`."""
+    if why:
+        return why if why.startswith(state) else f"{state}; {why}"
     if not waits_for:
         return state
     more = f" and {len(waits_for) - NAMED:,} more" if len(waits_for) > NAMED else ""

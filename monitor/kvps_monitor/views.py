@@ -90,8 +90,9 @@ class ShardView:
 class JobView:
     """A job at one instant. `at_ms` is the server's time, milliseconds since 1970.
 
-    state          finished, waits for workers, waits for an aggregator, stalled, or runs
+    state          one of `job_now.JOB_WORDS`
     waits_for      the workers that a stalled job waits for, slowest first
+    why            who has stopped, suspended or paused it, and why; "" if it goes on
     backlog        accepted contributions that wait for their commit
     gradient_norms (version, norm of the reduced gradient) of the last versions
     units          units of data, 0 if the job hands out none; `units_done` are committed
@@ -115,6 +116,7 @@ class JobView:
     optimizer: str
     state: str
     waits_for: list[str]
+    why: str
     version: int
     head: str
     backlog: int

@@ -33,3 +33,16 @@ def test_the_pages_have_its_words_and_tones() -> None:
     assert {state: tone for tone, states in tones.items() for state in states} == palette.TONE_OF
     assert f"const NAMED = {NAMED};" in (STATIC / "dom.js").read_text()
     assert palette.tone("computing") == palette.tone("runs") == "good"
+
+
+@pytest.mark.parametrize(
+    ("state", "waits_for", "why", "shown"),
+    [
+        ("runs", [], "", "runs"),
+        ("stalled", ["w2"], "", "stalled: waits for w2"),
+        ("paused", [], "paused by w0: a look", "paused by w0: a look"),
+        ("finished", [], "stopped: enough", "finished; stopped: enough"),
+    ],
+)
+def test_a_job_says_who_has_stopped_it(state: str, waits_for: list[str], why: str, shown: str) -> None:
+    assert palette.job_does(state, waits_for, why) == shown

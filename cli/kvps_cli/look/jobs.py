@@ -8,7 +8,6 @@ from typing import Any
 from kvps_monitor import palette
 from kvps_monitor.jobs import summary, unreadable
 
-from kvps.protocol.run_control import RunControl
 from kvps_cli import connect, options
 from kvps_cli.long_work import duration
 from kvps_cli.output import loss_text, print_json, say
@@ -33,9 +32,8 @@ def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
 def _row(job: Mapping[str, Any]) -> list[str]:
     if "reason" in job:
         return [job["job"], *"-" * (len(_COLUMNS) - 2), f"{job['state']}: {job['reason']}"]
-    does, run = palette.job_does(job["state"], job["waits_for"]), RunControl(**job["run"])
     shown = {
-        "state": does if run.state == "running" else f"{does}; {run.why}",
+        "state": palette.job_does(job["state"], job["waits_for"], job["why"]),
         "workers": palette.present(job["state"], job["active"], job["workers"]),
         "version": f"{job['version']:,}",
         "versions/s": "-" if job["commits_per_s"] is None else f"{job['commits_per_s']:,.1f}",

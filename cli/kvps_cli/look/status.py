@@ -33,11 +33,11 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
         view = JobWatch(opened).look()
         missing, kept = _without_holder(opened, state), opened.kept(view.version)
     console, c = plain_console(), opened.config
-    does = Text(printable(palette.job_does(view.state, view.waits_for)), palette.STYLES[palette.tone(view.state)])
+    does = Text(
+        printable(palette.job_does(view.state, view.waits_for, view.why)), palette.STYLES[palette.tone(view.state)]
+    )
     console.print(Text.assemble((job, "bold"), "  ", does, f"  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"))
     console.print(f"version {view.version:,}  head {view.head[:12]}  {counted(view.backlog, 'contribution')} waiting")
-    if state.run.state != "running":
-        console.print(printable(state.run.why), soft_wrap=True)
     if view.units_text:
         console.print(view.units_text)
     if view.evaluation_text:

@@ -26,6 +26,7 @@ WORKER_FIELDS = (
 _OF_JOB = (
     *("job", "task", "mode", "staleness", "transport", "optimizer", "state", "waits_for", "version", "head", "backlog"),
     *(
+        "why",
         "commits_per_s",
         "contributions",
         "loss",

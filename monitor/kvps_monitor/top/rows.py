@@ -187,7 +187,7 @@ def _fitted(text: Text, width: int, right: bool) -> Text:
 
 def header(view: JobView, width: int) -> list[Text]:
     """Return the lines above the tables."""
-    does = printable(palette.job_does(view.state, view.waits_for))
+    does = printable(palette.job_does(view.state, view.waits_for, view.why))
     first = Text.assemble((printable(view.job), "bold"), "  ", (does, palette.STYLES[palette.tone(view.state)]))
     first.append(f"  {view.mode}  {printable(view.task) or 'made in Python'}  {printable(view.optimizer)}")
     at_work = sum(w.state in WORKING for w in view.workers)

@@ -206,6 +206,9 @@ def test_an_exporter_that_starts_late_counts_what_the_log_has(store: Store) -> N
             assert scrape.series("kvps_joins_total", job="j") == {"w0": 1, "w1": 1}
             assert scrape.series("kvps_job_state", job="j") == {
                 "finished": 1,
+                "stopped": 0,
+                "suspended": 0,
+                "paused": 0,
                 "waits for workers": 0,
                 "waits for an aggregator": 0,
                 "stalled": 0,

@@ -48,6 +48,7 @@ def job(workers: list[WorkerView], **facts: Any) -> JobView:
         "optimizer": "adam(lr=0.1)",
         "state": "runs",
         "waits_for": [],
+        "why": "",
         "version": 1234,
         "head": "",
         "backlog": 7,

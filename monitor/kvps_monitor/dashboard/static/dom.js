@@ -104,8 +104,9 @@ export function statePill(state, words = state) {
 
 const NAMED = 4; // workers that a stalled job waits for
 
-/** What a job does, as "stalled: waits for w2". */
-export function jobDoes({ state, waits_for: names = [] }) {
+/** What a job does, as "stalled: waits for w2" or "paused by w0: a look at the data". */
+export function jobDoes({ state, waits_for: names = [], why }) {
+  if (why) return why.startsWith(state) ? why : `${state}; ${why}`;
   if (!names.length) return state;
   return `${state}: waits for ${names.slice(0, NAMED).join(", ")}${names.length > NAMED ? ` and ${whole(names.length - NAMED)} more` : ""}`;
 }

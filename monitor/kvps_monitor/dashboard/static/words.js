@@ -16,8 +16,8 @@ export const GONE = ["finished", "left", "evicted"];
 
 const TONES = {
   bad: ["silent", "stalled", "evicted", "unreadable"],
-  warn: ["waiting", "awaited", "rejoining"],
-  done: ["finished", "left"],
+  warn: ["waiting", "awaited", "rejoining", "paused", "suspended"],
+  done: ["finished", "left", "stopped"],
 };
 
 /** The tone of a worker's state or a job's. */
