@@ -279,6 +279,19 @@ def test_a_round_that_was_closed_without_a_group_is_late_in_all_members(
     assert job.clock() == {"w0": 2, "w1": 1}
 
 
+def test_a_stop_ends_the_loops_of_all_members_with_one_round(store: Store, server_url: str, tmp_path: Path) -> None:
+    job = _create(store, "job", workers=1)
+    with _members(job, server_url, tmp_path) as start, aggregating(job):
+        members = [start(worker="w0", data=data, rank=data, rounds=10**6) for data in range(2)]
+        await_version(job, 3)
+        run = job.stop("enough")
+        for member in members:
+            assert member.output().count("joined") == 1, "the with block ends, and the script with it"
+        job.await_finished()
+    assert job.clock() == {"w0": run.round}
+    assert check_chain(job) == run.round
+
+
 @pytest.mark.slow
 def test_an_error_of_one_member_or_of_redis_is_raised_in_all(store: Store, server_url: str, tmp_path: Path) -> None:
     job = _create(store, "job", workers=1, worker_timeout_ms=60_000)
