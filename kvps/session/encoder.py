@@ -70,6 +70,13 @@ class Encoder:
             out += [Gradients(n, n + 1, self._flat(n, grads[n], buffers)) for n in run if n in grads]
         return out
 
+    def whole(self, flat: Array) -> list[Gradients]:
+        """Do `flat` for the gradients of all parameters, which lie end to end in one array in host memory."""
+        if self.lossy and not self.residual:
+            self.residual = self._inherit(CPU)
+        runs = zip(self.runs.numbers, self.runs.layout.parameters, strict=True)
+        return [Gradients(run.start, run.stop, self.home.flat(flat[p.start : p.stop])) for run, p in runs]
+
     def _gather(self, run: range, arrays: Sequence[Array], buffers: GradientBuffers | None) -> Array:
         """Return the gradients of a run of parameters, end to end."""
         parameters = self._layout.parameters

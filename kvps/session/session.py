@@ -39,6 +39,7 @@ from kvps.session.pull import Pulled, WeightPull
 from kvps.session.push import Header, Push, PushState
 from kvps.session.round import Round
 from kvps.session.units import Units
+from kvps.session.upload import Gradients
 from kvps.session.worker_state import WorkerState
 from kvps.transport.opening import OpenedJob
 from kvps.transport.version_age import version_age_s
@@ -293,7 +294,8 @@ class Session:
         the push may have counted: push the same gradients again (put them again too), and they count once. If the error
         came while a device was computing them, that second push raises WrongOrder.
         """
-        round_, pulled = self._round, self._check_may_push()
+        self._check_may_push()
+        round_ = self._round
         withdraws = round_.buffers is not None and round_.buffers.may_be_written(grads)
         shown = None if loss is None else one_number(loss, "the loss")
         weight = self.check_weight(weight)
@@ -303,13 +305,39 @@ class Session:
         grads, lacks = ({} if grads is None else grads), ""
         if self.config.skips_missing:
             grads, lacks = with_zeros(self.layout, grads, has, part)
-        rest = self.layout.rest(grads, "gradient", has, part)
+        rest = self._encoder.flat(self.layout.rest(grads, "gradient", has, part), round_.buffers)
+        return self._push(rest, shown, weight, part, lacks, withdraws)
+
+    def push_flat(self, flat: Array, loss: Any = None, weight: int | None = None) -> int:
+        """Push as `push` does, all gradients in one array, (size,) float32 in the order of the layout, in host memory.
+        Raises LayoutMismatch for any other array, WrongOrder after `put` or `buffers`, and what `push` raises."""
+        self._check_may_push()
+        if self._round.push.begun or self._round.buffers:
+            raise WrongOrder("push_flat() takes all gradients at once: push() those that were not put, or in buffers()")
+        shown = None if loss is None else one_number(loss, "the loss")
+        weight = self.check_weight(weight)
+        self.layout.check_flat(flat)
+        self._timer.enter(PUSH)
+        return self._push(self._encoder.whole(flat), shown, weight)
+
+    def _push(
+        self,
+        gradients: list[Gradients],
+        loss: float | None,
+        weight: int,
+        part: str = "",
+        lacks: str = "",
+        withdraws: bool = False,
+    ) -> int:
+        """Have the contribution accepted that these gradients complete."""
+        round_, pulled = self._round, self._round.pulled
+        assert pulled
         traces = self._timer.due()
         state = self._state.to_send()
         header = Header(self.version, pulled.history, round_.unit, traces, weight, part, lacks, state)
         more_units = True
         try:
-            accepted = round_.push.send(self._encoder.flat(rest, round_.buffers), header, round_.buffers, withdraws)
+            accepted = round_.push.send(gradients, header, round_.buffers, withdraws)
             self.clock, self.round, self._membership.weight_sum, more_units = accepted
             self._state.accepted()
             self._units.pushed(round_.unit)
@@ -327,7 +355,7 @@ class Session:
             if round_.push.done:
                 self._round = round_.following(self._new_push(), self._access.config, more_units)
         self._timer.sent(traces)
-        self._timer.pushed(self.round, self.clock, self.version, round_.unit, part, shown)
+        self._timer.pushed(self.round, self.clock, self.version, round_.unit, part, loss)
         return self.clock
 
     def check_weight(self, weight: object) -> int:

@@ -270,12 +270,14 @@ class TorchSession:
     def _push(
         self, grads: dict[str, Any], loss: float | torch.Tensor | None, weight: int | None, part: str = ""
     ) -> int:
-        grads = self._flat.gathered(grads | self._buffers.tensors)
+        grads |= self._buffers.tensors
         try:
             if isinstance(self.session, GroupSession):
-                clock = self.session.push(grads, loss)
+                clock = self.session.push(self._flat.gathered(grads), loss)
+            elif not part and (flat := self._flat.whole(grads)) is not None:
+                clock = self.session.push_flat(flat, loss, weight)
             else:
-                clock = self.session.push(grads, loss, weight, part)
+                clock = self.session.push(self._flat.gathered(grads), loss, weight, part)
         except UsageError:
             raise
         except BaseException as error:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.arrays import assert_same_bits
 from helpers.digits_job import digits_job, proved, task_gradient
 from helpers.faults import full_server
 from helpers.harness import aggregating
@@ -42,6 +43,44 @@ def _of(params: dict[str, np.ndarray], value: float) -> dict[str, np.ndarray]:
 
 def _rejected(job: kvps.Job) -> list[str]:
     return [fields["reason"] for _, fields in job.entries() if fields["kind"] == "reject"]
+
+
+# -- all gradients in one array ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradient_format", ["fp32", "int8"])
+def test_a_push_of_one_array_is_the_push_of_its_parts(store: Store, transport: str, gradient_format: str) -> None:
+    ends = []
+    for in_one in (False, True):
+        job = digits_job(store, workers=1, transport=transport, gradient_format=gradient_format)
+        with aggregating(job), job.join("w0") as session:
+            for _ in range(5):
+                grads = task_gradient(job, session)
+                if in_one:
+                    session.push_flat(np.concatenate([grads[p.name] for p in job.layout.parameters], axis=None))
+                else:
+                    session.push(grads)
+            session.pull()
+        ends.append(job.snapshot()[1])
+        store.remove_job("digits")
+    assert_same_bits(*ends)
+
+
+def test_what_is_not_all_gradients_in_one_array_is_refused_and_changes_nothing(store: Store) -> None:
+    job = store.create_job("job", SMALL, workers=1)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        for wrong in (None, [0.0] * 6, np.zeros(5, np.float32), np.zeros(6), np.zeros((6, 2), np.float32)[:, 0]):
+            with pytest.raises(kvps.LayoutMismatch, match="all gradients are"):
+                session.push_flat(wrong)  # type: ignore[arg-type]
+        with pytest.raises(kvps.NotFinite, match="'b' holds NaN"):
+            session.push_flat(np.array([0, 0, 0, 0, np.nan, 0], np.float32))
+        assert session.push_flat(np.ones(6, np.float32)) == 1
+        session.pull()
+        session.put("a", SMALL["a"])
+        with pytest.raises(kvps.WrongOrder, match="push_flat"):
+            session.push_flat(np.ones(6, np.float32))
+        assert session.push({"b": SMALL["b"]}) == 2
 
 
 # -- pushes that fail ----------------------------------------------------------------------------------------------

@@ -80,3 +80,33 @@ def test_many_small_parameters_cost_no_call_each(store: Store, shape: tuple[int,
             worker.step()
             sys.setprofile(None)
     assert max(pulled, calls) < 2_000, (pulled, calls)
+
+
+def test_a_model_that_has_other_memory_is_filled_there(store: Store) -> None:
+    """Another program's `data`, another dtype: each pull finds where the parameters are."""
+    model = nn.Module()
+    model.all = nn.ParameterList(torch.zeros(3) for _ in range(20))
+    job = store.create_job("job", kvps.torch.parameters(model), workers=1, optimizer=kvps.SGD(lr=1.0))
+    with aggregating(job), kvps.torch.join(job, model, "w0") as worker:
+        for round_, change in enumerate(("nothing", "data", "half", "float")):
+            worker.pull()
+            assert {value for p in model.all for value in p.tolist()} == {-float(round_)}, change
+            if change == "data":
+                model.all[5].data = torch.full((3,), 9.0)
+            elif change != "nothing":
+                getattr(model, change)()
+            for p in model.all:
+                p.grad = torch.ones_like(p)
+            worker.step()
+
+
+def test_a_backward_through_weights_of_an_earlier_pull_is_refused(store: Store) -> None:
+    model = nn.Module()
+    model.all = nn.ParameterList(torch.ones(3) for _ in range(20))
+    job = store.create_job("job", kvps.torch.parameters(model), workers=1, staleness=1)
+    with aggregating(job), kvps.torch.join(job, model, "w0") as worker:
+        worker.pull()
+        loss = sum((p * p).sum() for p in model.all)
+        worker.pull()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
