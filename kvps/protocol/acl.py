@@ -61,20 +61,8 @@ _WORKER = Role(
     commands=("SET", "UNLINK", "WAIT"),
     writes=(
         *("version", "config", "clock", "workers", "skip", "ranks", "rounds", "pushed", "draining", "finished"),
-        *(
-            "turns",
-            "free_units",
-            "taken_units",
-            "heartbeat",
-            "inbox",
-            "units",
-            "plan",
-            "commits",
-            "pin",
-            "sync",
-            "states",
-        ),
-        *("never", "trace:*", "activity", "evaluation"),
+        *("turns", "free_units", "taken_units", "heartbeat", "inbox", "units", "plan", "commits", "pin", "sync"),
+        *("states", "never", "trace:*", "activity", "evaluation"),
     ),
     bytes=("g", "r"),
 )

@@ -1,5 +1,6 @@
--- control: stop, suspend or pause a job, have it go on, or set its learning rate. What is so already is not done again. A job that is stopped
--- or suspended ends with one round, which is fixed here: nothing that was accepted is of a later one.
+-- control: stop, suspend or pause a job, have it go on, or set its learning rate. What is so already is not done
+-- again. A job that is stopped or suspended ends with one round, which is fixed here: nothing that was accepted is of a
+-- later one.
 -- KEYS version:hash config:hash inbox:stream plan:hash pushed:zset draining:zset rounds:zset units:hash commits:stream
 -- KEYS turns:stream never
 -- ARGV job what by reason lr

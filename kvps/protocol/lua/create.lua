@@ -1,11 +1,13 @@
 -- create: make a job whose first version is already staged: version 0, or the version of a checkpoint.
--- KEYS version:hash config:hash layout:string commits:stream removed:string clock:hash skip:hash workers:hash units:hash states:hash
--- KEYS free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash never
+-- KEYS version:hash config:hash layout:string commits:stream removed:string clock:hash skip:hash workers:hash
+-- KEYS units:hash states:hash free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set
+-- KEYS ranks:hash never
 -- ARGV job layout run_id name shards checkpoint settings...
 --   job: a nonce; it is also the first history
 --   layout: JSON
 --   name: the staged name of the first version
---   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, clock, skip, workers, units, states
+--   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, clock, skip, workers,
+--     units, states
 --   settings: field, value, ... of config
 -- USES index log numbers
 -- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier job is being removed | {WRONGTYPE, key, is, want}

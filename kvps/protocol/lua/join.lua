@@ -1,15 +1,16 @@
 -- join: begin a new incarnation of a worker id, and admit it at a round after the open plan.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset plan:hash commits:stream units:hash
--- KEYS free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash turns:stream states:hash never
+-- KEYS free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set ranks:hash turns:stream
+-- KEYS states:hash never
 -- ARGV job worker nonce replaces process
 --   nonce: of this call
 --   replaces: the incarnation judged dead, '*' to take over, '' for neither
 --   process: JSON: host, pid, ... of the process
 -- USES job log numbers states time turns unit_rounds units weight_sums workers
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', sum of
---     weights as in push, its newest accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker | {COMPLETE,
---     worker...}: these divide the task's data and all have joined | {NOJOB} | {ANOTHER} | {RESTARTED}
---     | {WRONGTYPE, key, is, want}
+--     weights as in push, its newest accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a
+--     living worker | {COMPLETE, worker...}: these divide the task's data and all have joined | {NOJOB}
+--     | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, version, furthest, free_rank = read_job(job, 'version', 'furthest', 'free_rank')
 if refused then return refused end
 local timeout_ms, workers, staleness, task, total_units = unpack(redis.call('HMGET', keys.config,
@@ -65,7 +66,8 @@ end
 fresh.rank, fresh.incarnations = rank, (entry and entry.incarnations or 0) + 1
 fresh.nonce, fresh.incarnation = nonce, digits(fresh.incarnations) .. '-' .. nonce
 fresh.state, fresh.accepted, fresh.round = 'active', 0, round
-fresh.finished, fresh.residual, fresh.weight_sums = false, entry and entry.residual or nil, entry and entry.weight_sums or nil
+fresh.finished, fresh.residual = false, entry and entry.residual or nil
+fresh.weight_sums = entry and entry.weight_sums or nil
 entry = fresh
 write_worker(worker, entry)
 redis.call('HSET', keys.ranks, digits(rank), worker)

@@ -5,7 +5,8 @@
 -- USES job log numbers replies run_control time unit_rounds workers
 -- Returns {OK, unit} also when repeated | {NONE, ms}: none is free, and the first may be handed out a second time in so
 --     many ms, or 0 | {DONE}: all are committed
---     | {STOPPED, run, by, reason, ms}: the job ends, as control says, and the worker has done its last round | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED}
+--     | {STOPPED, run, by, reason, ms}: the job ends, as control says, and the worker has done its last round
+--     | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local refused, committed, run = read_job(job, 'version', 'run')
 if refused then return refused end

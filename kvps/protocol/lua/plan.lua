@@ -6,10 +6,10 @@
 --   known_id, known_history: of the plan that the caller knows, or '' and ''
 -- USES arrivals job numbers plans replies run_control time unit_rounds
 -- Returns {OPEN, version, pin, members, plan JSON} | {SAME, version, pin, members}: the caller's plan is open
---     | {IDLE, version, pin, members}: also while the job is paused | {GRACE, version, pin, members, ms}: the quorum is there, and the others have so
---     much time left | {EARLY, version, pin, members}: fewer than `workers` have ever joined, or fewer
---     than `min_workers` are left; members is the number of workers that are not gone | {NOJOB} | {ANOTHER}
---     | {RESTARTED} | {WRONGTYPE, key, is, want}
+--     | {IDLE, version, pin, members}: also while the job is paused | {GRACE, version, pin, members, ms}: the quorum is
+--     there, and the others have so much time left | {EARLY, version, pin, members}: fewer than `workers` have
+--     ever joined, or fewer than `min_workers` are left; members is the number of workers that are not gone
+--     | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, committed, head, history, progress, graced, run, lr =
   read_job(job, 'version', 'head', 'history', 'contributions', 'graced', 'run', 'lr')
 if refused then return refused end
@@ -35,7 +35,9 @@ local _, slowest = unpack(redis.call('ZRANGE', keys.pushed, 0, 0, 'WITHSCORES'))
 if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') end
 -- Workers that have done all their rounds still count in the divisor, or a run's last contributions would weigh more.
 local divisor = redis.call('ZCARD', keys.pushed) + redis.call('SCARD', keys.finished)
-if divisor < tonumber(min_workers or '0') and not ends then return answer(redis.call('XLEN', keys.inbox) > 0 and 'EARLY' or 'IDLE') end
+if divisor < tonumber(min_workers or '0') and not ends then
+  return answer(redis.call('XLEN', keys.inbox) > 0 and 'EARLY' or 'IDLE')
+end
 
 -- Opens the plan. The contributions are chosen: the inbox's entries up to `through`, or those of `ids` alone.
 local function open(contributions, through, ids)

@@ -2,7 +2,8 @@
 -- A note of a shard is of its present term: a script that gives it another term deletes the note. So a call looks at its
 -- own shard alone, and only the last one at all of them.
 -- KEYS version:hash config:hash clock:hash skip:hash inbox:stream plan:hash ready:hash commits:stream pin:string
--- KEYS units:hash free_units:zset taken_units:zset rounds:zset draining:zset states:hash turns:stream term(shard):string never
+-- KEYS units:hash free_units:zset taken_units:zset rounds:zset draining:zset states:hash
+-- KEYS turns:stream term(shard):string never
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
@@ -77,7 +78,8 @@ local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'pla
 -- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
 local staleness, max_pending, quorum = unpack(redis.call('HMGET', keys.config, 'staleness', 'max_pending', 'quorum'))
 local after = lowest_round()
-if after ~= lowest or in_unit_rounds or #given_back > 0 or quorum ~= '0' or tonumber(staleness) < 0 or tonumber(max_pending) <= tonumber(staleness) then
+if after ~= lowest or in_unit_rounds or #given_back > 0 or quorum ~= '0' or tonumber(staleness) < 0
+  or tonumber(max_pending) <= tonumber(staleness) then
   wake(after)
 end
 return { 'FLIPPED', next_version, redis.call('GET', keys.pin) or '', commit_id }

@@ -8,8 +8,8 @@
 --   version_key: the version hash. It is no declared key: an evaluator may only read it, and Redis would ask for the
 --     right to write it. It is in the same slot
 -- USES job log numbers time
--- Returns {OK, ms since 1970} also when repeated | {AHEAD, version}: there is no such version yet | {RESTARTED} | {NOJOB} | {ANOTHER}
---     | {WRONGTYPE, key, is, want}
+-- Returns {OK, ms since 1970} also when repeated | {AHEAD, version}: there is no such version yet | {RESTARTED}
+--     | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local id, run_id, present = unpack(redis.call('HMGET', version_key, 'id', 'run_id', 'version'))
 local refused = another_job(id, job) or restarted(run_id)
 if refused then return refused end

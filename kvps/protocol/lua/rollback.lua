@@ -2,8 +2,8 @@
 -- with shared memory, or with a server of a cluster. As in recover, all terms and incarnations end. Newer contributions
 -- are done again, and the answer counts the versions lost.
 -- KEYS version:hash workers:hash heartbeat:zset plan:hash ready:hash commits:stream units:hash pin:string clock:hash
--- KEYS skip:hash inbox:stream mirror:string turns:stream free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset
--- KEYS finished:set ranks:hash config:hash states:hash lease(*):string term(*):string never
+-- KEYS skip:hash inbox:stream mirror:string turns:stream free_units:zset taken_units:zset rounds:zset pushed:zset
+-- KEYS draining:zset finished:set ranks:hash config:hash states:hash lease(*):string term(*):string never
 -- ARGV job shard term history memory record
 --   term: of the shard, which the caller holds
 --   history: the new one
