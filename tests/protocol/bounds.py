@@ -71,6 +71,9 @@ SMALL = [
     case(1, 0, states=True, workers=1, losses=1),
     case(1, 1, states=True, units=3, units_per_round=1),
     case(1, 0, stops=1, workers=1, losses=1, rounds=1),
+    case(1, 0, adoptions=2, lost=1, rounds=1),
+    case(1, 1, adoptions=1),
+    case(1, 0, adoptions=1, **ROUNDS),
 ]
 # These were explored with the model as it is: see `explored.json`.
 LARGE = [
@@ -232,6 +235,13 @@ SEEN = {  # the mutant, and where it shows
     "push-stop-repeat": ((1, 0), {"stops": 1, "lost": 1}),
     "next-unit-stop": ((1, 0), {"stops": 1} | ROUNDS),
     "plan-pause": ((1, 0), {"pauses": 1}),
+    "adopt-id": ((1, 0), REMOVALS | {"adoptions": 1}),
+    "adopt-restart": ((1, 0), LOSSES | {"adoptions": 1}),
+    "adopt-repeat": ((1, 0), {"adoptions": 1, "lost": 1}),
+    "adopt-before": ((1, 0), {"adoptions": 2, "rounds": 1}),
+    "adopt-incarnation": ((1, 0), {"adoptions": 1}),
+    "adopt-finished": ((1, 0), {"adoptions": 1}),
+    "adopt-unit": ((1, 0), {"units": 2, "adoptions": 1}),
     "push-state-lost": ((1, 0), {"states": True, "lost": 1}),
     "join-state-waits": ((1, 0), {"states": True, "evictions": 1}),
     "ready-state-newest": ((1, ASP), {"states": True, "workers": 1}),

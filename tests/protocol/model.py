@@ -3,10 +3,10 @@
     python -m protocol.model SHARDS STALENESS [MUTANT ...] [--kills N ...]
 
 `model_scripts` has the Lua scripts; around them `Model` has what the clients do: workers that join, pull, push and
-leave; aggregators that look, stage, say ready or reject. Workers may be killed, wrongly evicted, and replaced while
-they still run, or forked; leases may expire under their holders; a reply may be lost, and a write of a cut connection
-may land late; a contribution may turn out bad; the server may be started again without its last writes, under all of
-them.
+leave; aggregators that look, stage, say ready or reject; launchers that end with their workers, and others that adopt
+the job. Workers may be killed, wrongly evicted, and replaced while they still run, or forked; leases may expire under
+their holders; a reply may be lost, and a write of a cut connection may land late; a contribution may turn out bad; the
+server may be started again without its last writes, under all of them.
 With `units` workers take those one by one, leave when none is free, and join again for what comes back. With
 `units_per_round` too a version is one round of them, and who finds none waits; a unit that is late is handed out a
 second time.
@@ -42,6 +42,7 @@ from protocol.model_scripts import (
     RUNS,
     STOPPED,
     TAKEN,
+    Adopter,
     Entry,
     Faults,
     Holder,
@@ -103,8 +104,8 @@ class Model:
             *(tuple(shard % 2 for shard in range(self.shards)), *((1,) * self.shards,) * 2, (0,) * self.shards),
             frozenset(Staged(shard, 0, 0, ()) for shard in range(self.shards)),
             *((FREE,) * self.units, 0, frozenset(), frozenset(), 1, 0),
-            *((RUNS, 0), ((0, 0),) * self.workers, frozenset(), 0, None, False),
-            *((None,) * self.workers, None, tuple(map(tuple, holders)), None, (), None, None, frozenset()),
+            *((RUNS, 0), ((0, 0),) * self.workers, frozenset(), 0, 0, None, False),
+            *((None,) * self.workers, None, tuple(map(tuple, holders)), None, (), None, (), None, frozenset()),
             *(self.faults, ""),
         )
         for worker in range(self.workers if self.joined else 0):
@@ -141,6 +142,7 @@ class Model:
                 t = t._replace(wrong="a plan is opened while the job is paused")
             yield Step(f"{t.plan} of version {s.version + 1} is opened", t)
         yield from self._control(s)
+        yield from self._adoption(s)
         for worker in range(self.workers):
             yield from self._membership(s, worker)
             if session := s.sessions[worker]:
@@ -173,6 +175,42 @@ class Model:
             yield Step("the job goes on", s._replace(run=(RUNS, 0)))
         elif state == RUNS and (t := s.spending("pauses")):
             yield Step("the job is paused", t._replace(run=(PAUSED, 0)), sure=False)
+
+    def _adoption(self, s: State) -> Iterator[Step]:
+        """The launcher ends with all its workers, somebody finds that out, and takes its place as late as may be."""
+        for number, adopter in enumerate(s.adopters):
+            (answer, *_), t = self.scripts.adopt(s, adopter)
+            others = (*s.adopters[:number], *s.adopters[number + 1 :])
+            if t != s and s.history != s.life:
+                t = t._replace(wrong="a job is adopted on the word of an earlier run")
+            if answer == "OK" and s.launcher not in (adopter.before, adopter.me):
+                t = t._replace(wrong="a job has two launchers")
+            if answer == "OTHER" and s.launcher == adopter.me:
+                t = t._replace(wrong="a launcher is not told that the job is its own")
+            if wrong := self._wrongly_adopted(s, t):
+                t = t._replace(wrong=wrong)
+            label = f"launcher {adopter.me} takes the job: {answer}"
+            again = self._noticed(t, answer)
+            yield Step(label, again if answer == "RESTARTED" else t._replace(adopters=others))
+            if t != s and (t := t.spending("lost")):
+                yield Step(f"{label}, the reply is lost", t, sure=False)
+        if t := s.spending("adoptions"):
+            me = max([s.launcher, *(adopter.me for adopter in s.adopters)]) + 1
+            ended = tuple((worker, entry.incarnation) for worker, entry in enumerate(s.entries) if entry)
+            adopters = (*s.adopters, Adopter(me, s.launcher, ended))
+            t = t._replace(sessions=(None,) * self.workers, adopters=adopters)
+            yield Step(f"the launcher ends with all its workers, and {me} finds that out", t, sure=False)
+
+    @staticmethod
+    def _wrongly_adopted(s: State, t: State) -> str:
+        """What is wrong with what happened to the workers of a job that was adopted, or ""."""
+        for session, before, after in zip(s.sessions, s.entries, t.entries, strict=True):
+            if before and after and before != after:
+                if before.finished:
+                    return "the others wait for a worker that has finished"
+                if session and session.incarnation == before.incarnation and before.state == ACTIVE:
+                    return "a worker that lives is taken for one that has ended"
+        return ""
 
     def _failovers(self, s: State) -> Iterator[Step]:
         """A replica lags, catches up, or takes the place of its master without the last writes."""
@@ -226,6 +264,9 @@ class Model:
                 does.append((f"take of w{worker}", self.scripts.take(s, worker, session.incarnation, job)[1]))
         does.append(("plan", self.scripts.plan(s, job)[1]))
         does += [("stop", self.scripts.stop(s, job)[1])] if s.faults.stops else []
+        if s.faults.adoptions:
+            ended = tuple((worker, session.incarnation) for worker, session in enumerate(sessions) if session)
+            does.append(("adopt", self.scripts.adopt(s, Adopter(s.launcher + 1, s.launcher, ended), job)[1]))
         does.append(("recover", self.scripts.recover(s, job)[1]))
         for aggregator, held in enumerate(holders):
             for shard, holder in enumerate(held):
@@ -586,6 +627,7 @@ class Model:
         if wrong := self._units_broken(s) or self._rounds_broken(s) or self._stop_broken(s) or self._states_broken(s):
             return wrong
         spent = self.faults.kills - s.faults.kills + self.faults.evictions - s.faults.evictions
+        spent += (self.faults.adoptions - s.faults.adoptions) * self.workers
         alone = not self.units and not s.life and s.job == 1
         if alone and sum(entry.incarnation - 1 for entry in s.entries if entry) > spent:
             return "a worker was put out though no fault did it"

@@ -101,6 +101,13 @@ MUTANTS = {
     "ready-state-kept": "ready: the states of what was committed stay in the way",
     "reject-state": "reject: the state of what was rejected is kept for a later version",
     "plan-pause": "plan: also while the job is paused",
+    "adopt-id": "adopt: also for who means an earlier job",
+    "adopt-restart": "adopt: also after a restart of the server",
+    "adopt-repeat": "adopt: a repeat is told that another has the job",
+    "adopt-before": "adopt: also when another has taken the job meanwhile",
+    "adopt-incarnation": "adopt: also a worker that has joined again meanwhile",
+    "adopt-finished": "adopt: the others wait for who has finished, too",
+    "adopt-unit": "adopt: the unit is not given back",
     "acquire-restart": "acquire: also after a restart of the server",
     "acquire-clears": "acquire: what the last holder said stays said",
     "free-owner": "free: any term may delete",
@@ -255,12 +262,20 @@ class Remover(NamedTuple):
     does: str
 
 
+class Adopter(NamedTuple):
+    """A launcher that takes the place of one that it has found ended: `before`, with its workers' incarnations."""
+
+    me: int
+    before: int
+    ended: tuple[tuple[int, int], ...]
+
+
 class Faults(NamedTuple):
     """How many of each may still happen. `bad` is not a fault of the protocol, but not its choice either.
 
     `losses` are new lives of the server, each without its last writes; `removals` are processes that remove the job.
     `backups` are units that are handed out a second time, because they are late.
-    `stops` and `pauses` are what somebody asks for.
+    `stops` and `pauses` are what somebody asks for. `adoptions` are launchers that end with all their workers.
     `failovers` are those of a cluster, where control and each shard's bytes are on servers of their own.
     """
 
@@ -277,9 +292,10 @@ class Faults(NamedTuple):
     backups: int = 0
     stops: int = 0
     pauses: int = 0
+    adoptions: int = 0
 
 
-NO_FAULTS = Faults(*(0,) * 13)
+NO_FAULTS = Faults(*(0,) * 14)
 CONTROL = -1
 RUNS, PAUSED, STOPPED = "runs", "paused", "stopped"
 
@@ -311,6 +327,7 @@ class State(NamedTuple):
     run: tuple[str, int]  # whether it runs, is paused or is stopped, and then the last round
     states: tuple[tuple[int, int], ...]  # of each worker: the contribution with which its committed state came
     noted: frozenset[tuple[int, int, int]]  # contributions that wait, and their workers' states with them
+    launcher: int  # whose job it is
 
     life: int
     disk: tuple[Any, ...] | None  # all of the above as it was when something was written to the disk last
@@ -321,6 +338,7 @@ class State(NamedTuple):
     late: Staged | None  # a copy of a write, on its way on a connection that was given up
     removers: tuple[Remover, ...]
     stale: Stale | None
+    adopters: tuple[Adopter, ...]
     replica: tuple[int, Any] | None  # of control, or of a shard's server: it has only what was there then
     promised: frozenset[tuple[int, int, int]]  # contributions whose workers were told, where servers may fail over
     faults: Faults
@@ -364,6 +382,7 @@ class State(NamedTuple):
             run=(RUNS, 0),
             states=((0, 0),) * workers,
             noted=frozenset(),
+            launcher=0,
         )
 
     @property
@@ -719,6 +738,26 @@ class Scripts:
             s = s.entered(worker, entry_of(s, worker)._replace(pending=pending))
         return ("OK",), self.depart(s, worker, "evict")
 
+    def adopt(self, s: State, adopter: Adopter, job: int | None = None) -> Outcome:
+        """Workers that ended with their launcher keep their places. Here those who were evicted are like those who have
+        left, and do too."""
+        if self.another_job(s, job, "adopt-id"):
+            return ("NOJOB",), s
+        if self.restarted(s, "adopt-restart"):
+            return ("RESTARTED",), s
+        if s.launcher == adopter.me and self.has("adopt-repeat"):
+            return ("OK",), s
+        if s.launcher != adopter.before and self.has("adopt-before"):
+            return ("OTHER",), s
+        s = s._replace(launcher=adopter.me)
+        for worker, incarnation in adopter.ended:
+            entry = s.entries[worker]
+            if not entry or (entry.incarnation != incarnation and self.has("adopt-incarnation")):
+                continue
+            if not entry.finished or not self.has("adopt-finished"):
+                s = self.drop_unit(s.entered(worker, entry._replace(state=REJOINING)), worker, "adopt-unit")
+        return ("OK",), s
+
     def plan(self, s: State, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "plan-id"):
             return ("NOJOB",), s
@@ -919,6 +958,7 @@ class Scripts:
         stale = Stale(s.job, s.sessions, s.holders)
         none = (None,) * len(s.terms)
         gone = s.empty()._replace(removed=s.job, stale=stale, zombie=None)
+        gone = gone._replace(adopters=())
         return ("OK",), gone._replace(sessions=(None,) * len(s.sessions), holders=(none,) * len(s.holders))
 
     def forget(self, s: State, job: int) -> Outcome:
