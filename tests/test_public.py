@@ -60,9 +60,9 @@ def test_the_wheel_trains_in_an_empty_environment(tmp_path: Path) -> None:
     folder = ROOT / "monitor/kvps_monitor/dashboard/static"
     assert pages == {f"kvps_monitor/dashboard/static/{path.name}": path.read_bytes() for path in folder.iterdir()}
     venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    install = [str(venv / "bin" / "pip"), "install", "--quiet", f"{wheel}[embedded,demo]"]
-    subprocess.run(install, check=True, capture_output=True, cwd=tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    pip = [sys.executable, "-m", "pip", "--python", str(venv / "bin" / "python"), "install", "--quiet", "--no-compile"]
+    subprocess.run([*pip, f"{wheel}[embedded,demo]"], check=True, capture_output=True, cwd=tmp_path)
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "KVPS_REDIS_URL", "KVPS_SERVER")}
     with private_directory() as runtime:
         done = subprocess.run(
