@@ -12,6 +12,8 @@ from helpers.paths import ROOT
 from hostile.readers import READERS
 from hostile.scene import SCENES, GaveUp, scene
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def _fuzz(mutations: int, processes: int) -> None:
     """Run mutations in processes of their own: they limit their memory, and end readers with a signal."""

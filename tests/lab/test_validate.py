@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kvps_simulate.settings import Constants
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # it starts whole commands
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("forked")]  # it starts whole commands
 
 
 def test_constants_that_were_measured_serve_a_comparison_with_real_rounds(home: Path, tmp_path: Path) -> None:
