@@ -107,7 +107,7 @@ class Optimizer(torch.optim.Optimizer):
         atexit.register(self._at_exit, getattr(sys, "last_value", None))
         try:
             super().__init__(optimizer.param_groups, dict(optimizer.defaults))
-            self._steps_before = 0
+            self._steps_before = self._passed_over = 0
             self._rates = Rates(self, self.job, self.worker, model, scheduler)
             self._pull()
         except BaseException:
@@ -140,13 +140,20 @@ class Optimizer(torch.optim.Optimizer):
         next weights come with the next unit, as from `worker.batches`. `loss` and `weight` are as for
         `TorchSession.step`. A learning rate that somebody has put into `param_groups` becomes the job's, see
         `Job.set_lr`, if the worker is of rank 0; with others it has no effect. Raises InvalidSetting for rates in
-        another proportion, and what `TorchSession.step` and `pull` raise.
+        another proportion, and what `TorchSession.step` and `pull` raise. After `load_state_dict`, a step that the job
+        has already only calls `closure`.
         """
-        self._rates.take()
+        known = self._passed_over > 0
+        if not known:
+            self._rates.take()
         result = None
         if closure is not None:
             with torch.enable_grad():
                 loss = result = closure()
+        if known:
+            self._passed_over -= 1
+            self._steps_before += 1
+            return result
         self.worker.step(loss, weight)
         if not self.job.config.units:
             self._pull()
@@ -190,8 +197,11 @@ class Optimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where `state_dict` was: fill the model with the job's weights, and count steps from there.
 
-        The job must have come as far: it is the same, or one restored from a checkpoint of then. Raises InvalidSetting
-        if it has not, ValueError for other groups of parameters. If the same job has gone on, a line is logged.
+        The job must have come as far: it is the same, or one of that name that was restored from a checkpoint. If it
+        has gone on since, a line is logged, and of the next steps those that it has already are passed over, so that a
+        loop that begins where it was saved does none twice. A job that hands out units has no such steps, and timed
+        rounds no known number. Raises InvalidSetting if the job has not come as far, ValueError for other groups of
+        parameters.
         """
         own = state_dict.get(_STATE)
         if not isinstance(own, dict) or not {"job", "id", "clock", "steps", "state"} <= own.keys():
@@ -199,34 +209,39 @@ class Optimizer(torch.optim.Optimizer):
                 "this is not the state of a kvps.torch.Optimizer: a job begins with momentum and moments at zero, so "
                 "leave it out, or go on from a checkpoint of the job"
             )
-        self._go_on_from(own)
+        passed_over = self._go_on_from(own)
         super().load_state_dict(state_dict)
         for group, loaded in zip(self._torch.param_groups, self.param_groups, strict=True):
             group.update(loaded)  # a scheduler knows these
         self.param_groups = self._torch.param_groups
         self._steps_before = own["steps"] - self.worker.steps
+        self._passed_over = passed_over
         self._pull()  # a library has just loaded a checkpoint of its own into the model
         self._rates.show()
 
-    def _go_on_from(self, own: dict[str, Any]) -> None:
-        """Take the worker's state, if the job is where it was. Raises InvalidSetting if it has not come there."""
-        then, now = own["clock"], self.worker.session.clock
+    def _go_on_from(self, own: dict[str, Any]) -> int:
+        """Take the worker's state, if the job is where it was; return how many steps the job has that came after it.
+        Raises InvalidSetting if it has not come there."""
+        then, now, config = own["clock"], self.worker.session.clock, self.job.config
         if then == now:
             self.worker.state = own["state"]
-            return
-        if own["id"] != self.job.id or then > now:
+            return 0
+        if (own["id"] != self.job.id and own["job"] != self.job.name) or then > now:
             raise InvalidSetting(
                 f"this state is of job {own['job']!r} at clock {then}, and in job {self.job.name!r} this worker is at "
                 f"clock {now}: restore a checkpoint of then (kvps checkpoint restore), or begin without this state"
             )
+        a_push = 0 if config.units or config.timed_rounds else config.batches_per_round
+        steps = (now - then) * a_push - own["steps"] % a_push if a_push else 0
         log.warning(
-            "worker %s: the job has gone on since this state was saved, from %d to %d of its pushes: go on with batch "
-            "%d, or batches count twice",
+            "worker %s: the job has gone on since this state was saved, from %d to %d of its pushes: the next %d steps "
+            "are passed over, for it has them",
             self.worker.session.worker,
             then,
             now,
-            now,
+            steps,
         )
+        return steps
 
     # -- the end -----------------------------------------------------------------------------------------------
 

@@ -324,14 +324,41 @@ def test_a_state_goes_on_where_the_job_is(store: Store, caplog: pytest.LogCaptur
         plain(resumed, again, 3)
         assert resumed.steps == 4
         assert not caplog.records
-        resumed.load_state_dict(saved)
-        assert "the job has gone on since this state was saved, from 3 to 4 of its pushes" in caplog.text
-        with pytest.raises(kvps.InvalidSetting, match=r"is of job 'job' at clock 9, and in job 'job' .* 4:"):
-            resumed.load_state_dict(saved | {"kvps": saved["kvps"] | {"clock": 9}})
+        for other in ({"clock": 9}, {"job": "another", "id": "another"}):
+            with pytest.raises(kvps.InvalidSetting, match=r"is of job '(job' at clock 9|another' at clock 3), .* 4:"):
+                resumed.load_state_dict(saved | {"kvps": saved["kvps"] | other})
         resumed.close()
         assert job.state().finished(job.config)
         with pytest.raises(kvps.WrongOrder, match="is closed"):
             plain(resumed, again, 4)
+
+
+@pytest.mark.parametrize("loop", [plain, with_closure])
+@pytest.mark.parametrize("local_steps", [1, 2])
+def test_a_loop_that_goes_back_to_its_state_does_no_step_twice(
+    alone: Any, caplog: pytest.LogCaptureFixture, loop: Loop, local_steps: int
+) -> None:
+    """As libraries resume: from their own checkpoint, which is older than the job, and perhaps of the job from whose
+    checkpoint this one was restored."""
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1) if local_steps > 1 else None
+    optimizer = alone(OPTIMIZERS["sgd"](model.parameters()), model, inner=inner, local_steps=local_steps)
+    for number in range(8):
+        if number == 3:
+            saved = copy.deepcopy(optimizer.state_dict())
+        loop(optimizer, model, number)
+    end, clock = weights_of(model), optimizer.worker.session.clock
+    saved["kvps"]["id"] = "that of the job before"
+    optimizer.load_state_dict(saved)
+    assert "are passed over, for it has them" in caplog.text
+    for number in range(3, 8):
+        assert optimizer.steps == number
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + number)  # as a scheduler does: the job had these rates then
+        loop(optimizer, model, number)
+    assert (optimizer.steps, optimizer.worker.session.clock, optimizer.job.lr()) == (8, clock, 0.05)
+    assert_same_bits(weights_of(model), end)
+    loop(optimizer, model, 8)
+    assert (optimizer.steps, optimizer.job.lr()) == (9, 0.1 / 8)
 
 
 @pytest.mark.parametrize("ask", ["stop", "suspend"])
