@@ -5,7 +5,7 @@ KVPS_WORKERS    the number of copies; with -w MIN:MAX it is MIN, the number for 
 KVPS_JOB        the name of the job
 KVPS_JOB_ID     the id of the job, so that no copy takes another run's job of that name for its own
 KVPS_SETTINGS   the job's settings that were given to `kvps run`, as JSON
-KVPS_REDIS_URL  the URL of the server; also read without `kvps run`
+KVPS_REDIS_URL  the URL of the server; `kvps.connect` reads it, also without `kvps run`
 KVPS_LAUNCHER   see kvps.machine.launcher
 KVPS_EVALUATES  see kvps.evaluator; the process that has it has no KVPS_RANK
 
@@ -39,14 +39,12 @@ from kvps.job import Job
 from kvps.local_job import LocalJob, local
 from kvps.machine import launcher
 from kvps.machine.fork import ProcessOwner
-from kvps.store import Store, connect
+from kvps.store import URL_VARIABLE, Store, connect
 
 log = logging.getLogger("kvps.launch")
 
 _RANK = launcher.RANK
-_WORKERS, _JOB, _JOB_ID, _SETTINGS, _URL = (
-    f"KVPS_{name}" for name in ("WORKERS", "JOB", "JOB_ID", "SETTINGS", "REDIS_URL")
-)
+_WORKERS, _JOB, _JOB_ID, _SETTINGS = (f"KVPS_{name}" for name in ("WORKERS", "JOB", "JOB_ID", "SETTINGS"))
 _THREADS = "OMP_NUM_THREADS"
 _LOOK_AGAIN_S = 0.05
 
@@ -86,7 +84,7 @@ def from_env() -> RunContext:
     a job that hands out units, it is one more worker of that job. Under `kvps run` and with KVPS_JOB an error of kvps
     that the script does not catch is printed as one line. Raises InvalidSetting, NoServer, JobNotFound.
     """
-    url = os.environ.get(_URL)
+    url = os.environ.get(URL_VARIABLE)
     if _RANK not in os.environ and _JOB not in os.environ:
         return RunContext(0, 1, {}, url, None)
     sys.excepthook = _in_one_line

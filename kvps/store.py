@@ -64,6 +64,7 @@ log = logging.getLogger("kvps.store")
 T = TypeVar("T")
 U = TypeVar("U")
 
+URL_VARIABLE = "KVPS_REDIS_URL"
 _SETTLE_S = 1.0
 _ID_TRIES = 500
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -77,7 +78,8 @@ def connect(
     read_replicas: bool = False,
     stays_s: float = 0.0,
 ) -> Store:
-    """Return a store on the server at `url`, or for None on the user's own private server.
+    """Return a store on the server at `url`; for None on that of KVPS_REDIS_URL, or else on the user's own private
+    server.
 
     The URL begins with redis, rediss or unix; or with redis+sentinel or rediss+sentinel, and then names Sentinels.
     The private server is started if it does not run. It ends when this process has ended or closed its stores, and no
@@ -87,6 +89,8 @@ def connect(
     reads arrays from replicas of the server or the cluster where they have them. Raises NoServer, ServerUnfit,
     InvalidSetting.
     """
+    if url is None and not (listen or data_dir):
+        url = os.environ.get(URL_VARIABLE) or None
     if url is None:
         if read_replicas:
             raise InvalidSetting("read_replicas is for a server with replicas: give its URL, or leave it out")

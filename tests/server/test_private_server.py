@@ -19,6 +19,7 @@ from kvps_cli.serve.server import client_arguments
 import kvps
 from kvps.machine.address import outward_address
 from kvps.server import private_server
+from kvps.store import Store
 
 # -- who ends it ----------------------------------------------------------------------------------------------
 
@@ -34,6 +35,21 @@ def test_stores_of_one_process_share_the_server(home: Path) -> None:
     assert private_server.running() is None
     with kvps.connect() as again:
         assert again.started_server
+
+
+def test_the_server_of_the_environment_comes_before_it(
+    store: Store, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for every command: else a script looked on another server than `kvps jobs`."""
+    store.create_job("there", {"x": np.zeros(1, np.float32)})
+    monkeypatch.setenv("KVPS_REDIS_URL", store.url)
+    with kvps.connect() as found:
+        assert found.jobs() == ["there"]
+    with kvps.connect(data_dir=home / "data") as private:
+        assert private.jobs() == [], "only the private server keeps its data there"
+    monkeypatch.setenv("KVPS_REDIS_URL", "")
+    with kvps.connect() as private:
+        assert private.jobs() == []
 
 
 @pytest.mark.slow
