@@ -34,6 +34,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import redis.utils
 from helpers.paths import TESTS
 from kvps_workers import digits
 
@@ -44,6 +45,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if str(TESTS) not in (_paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), *_paths]))
 _ENVIRONMENT = dict(os.environ)
+# For each connection redis-py reads its version from its metadata anew, which takes a millisecond.
+redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 
 _PACKAGES = ("kvps", "kvps_aggregator", "kvps_workers", "kvps_monitor", "kvps_simulate", "kvps_cli")
 _LIBRARIES = (
