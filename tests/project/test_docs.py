@@ -25,8 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.commands import KVPS
 from helpers.paths import ROOT
+from helpers.servers import private_directory
+from helpers.shell import kvps_in
 from helpers.waiting import eventually
+from helpers.zygote import Popen
 
 import kvps.protocol.keys
 from kvps.server import private_server
@@ -159,7 +163,7 @@ class Terminals:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._beside: dict[int, subprocess.Popen[bytes]] = {}
+        self._beside: dict[int, Popen] = {}
         self._read: dict[int, int] = {}
 
     def run(self, commands: str) -> tuple[int, str]:
@@ -180,9 +184,9 @@ class Terminals:
         """Start a command in a terminal of its own."""
         self.wait(number)
         with self._file(number).open("wb") as file:
-            self._beside[number] = subprocess.Popen(
-                shlex.split(command), stdin=subprocess.DEVNULL, stdout=file, stderr=file
-            )
+            program, *arguments = shlex.split(command)
+            assert program == "kvps"
+            self._beside[number] = Popen([*KVPS, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         self._read[number] = 0
 
     def end(self, number: int, by: int) -> None:
@@ -232,17 +236,19 @@ def _until_closed(screen: int) -> Iterator[bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_page_is_what_happens(path: Path, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     for name, value in {"TERM": "dumb", "COLUMNS": "160", "LINES": "50", "KVPS_SERVER_STAYS": "600"}.items():
         monkeypatch.setenv(name, value)
     page, terminals = Page(), Terminals(tmp_path)
-    try:
-        for step in steps_of(path.read_text()):
-            walk(step, page, terminals)
-        terminals.wait_for_all()
-        assert private_server.running() is None
-    finally:
-        terminals.close()
+    with private_directory() as programs, kvps_in(programs):
+        for folder in (Path(sys.executable).parent, programs):
+            monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+        try:
+            for step in steps_of(path.read_text()):
+                walk(step, page, terminals)
+            terminals.wait_for_all()
+            assert private_server.running() is None
+        finally:
+            terminals.close()
 
 
 def walk(step: Step, page: Page, terminals: Terminals) -> None:
