@@ -132,3 +132,12 @@ def in_words(value: Any) -> str:
 def _listed(words: Iterable[str]) -> str:
     first = [word for _, word in zip(range(_NAMED + 1), words, strict=False)]
     return ", ".join(first[:_NAMED] + ["..."] * (len(first) > _NAMED))
+
+
+def check_flat(flat: object, size: int) -> None:
+    """Raise LayoutMismatch unless `flat` is an array of all gradients end to end, (size,) float32 in host memory."""
+    if not isinstance(flat, np.ndarray) or (flat.dtype, flat.shape) != (np.float32, (size,)):
+        given = in_words(flat) + (f" and dtype {flat.dtype}" if isinstance(flat, np.ndarray) else "")
+        raise LayoutMismatch(f"all gradients are an array of shape ({size},) and dtype float32, not {given}")
+    if not flat.flags.c_contiguous:
+        raise LayoutMismatch("all gradients are one array without gaps: give numpy.ascontiguousarray of it")

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.arrays.inputs import all_fit, check_mapping, in_words, shape_of
+from kvps.arrays.inputs import all_fit, check_mapping, shape_of
 from kvps.device.base import flattened
 from kvps.errors import InvalidSetting, LayoutMismatch, counted, some_of
 from kvps.parsing import MOST_TEXT, Fields, refuse, whole
@@ -275,15 +275,6 @@ class Layout:
         if shape != p.shape:
             what = "buffer" if p.buffer else what
             raise LayoutMismatch(f"{what} {p.name!r} has shape {shape}, the job's has {p.shape}")
-
-    def check_flat(self, flat: object) -> None:
-        """Raise LayoutMismatch unless `flat` is an array of all gradients end to end, in host memory."""
-        if not isinstance(flat, np.ndarray) or (flat.dtype, flat.shape) != (DTYPE, (self.size,)):
-            raise LayoutMismatch(
-                f"all gradients are an array of shape ({self.size},) and dtype float32, not {in_words(flat)}"
-            )
-        if not flat.flags.c_contiguous:
-            raise LayoutMismatch("all gradients are one array without gaps: give numpy.ascontiguousarray of it")
 
     @cached_property
     def numbers(self) -> dict[str, int]:

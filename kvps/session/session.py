@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.arrays.inputs import one_number
+from kvps.arrays.inputs import check_flat, one_number
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
@@ -316,7 +316,7 @@ class Session:
             raise WrongOrder("push_flat() takes all gradients at once: push() those that were not put, or in buffers()")
         shown = None if loss is None else one_number(loss, "the loss")
         weight = self.check_weight(weight)
-        self.layout.check_flat(flat)
+        check_flat(flat, self.layout.size)
         self._timer.enter(PUSH)
         return self._push(self._encoder.whole(flat), shown, weight)
 
