@@ -39,7 +39,7 @@ from kvps.job import Job
 from kvps.local_job import LocalJob, local
 from kvps.machine import launcher
 from kvps.machine.fork import ProcessOwner
-from kvps.store import URL_VARIABLE, Store, connect
+from kvps.store import Store, connect
 
 log = logging.getLogger("kvps.launch")
 
@@ -84,13 +84,12 @@ def from_env() -> RunContext:
     a job that hands out units, it is one more worker of that job. Under `kvps run` and with KVPS_JOB an error of kvps
     that the script does not catch is printed as one line. Raises InvalidSetting, NoServer, JobNotFound.
     """
-    url = os.environ.get(URL_VARIABLE)
     if _RANK not in os.environ and _JOB not in os.environ:
-        return RunContext(0, 1, {}, url, None)
+        return RunContext(0, 1, {}, None)
     sys.excepthook = _in_one_line
     orders = Orders.of_this_process()
     if _RANK not in os.environ and orders is None:
-        return _one_more(os.environ[_JOB], url)
+        return _one_more(os.environ[_JOB])
     advice = f"use kvps run, which sets it, or unset {_RANK} to run alone"
     if missing := [name for name in (_WORKERS, _JOB, _JOB_ID, _SETTINGS) if name not in os.environ]:
         raise InvalidSetting(f"{_RANK} is set, and {', '.join(missing)} not: {advice}")
@@ -105,14 +104,14 @@ def from_env() -> RunContext:
         names = f"{_RANK}, {_WORKERS} and {_SETTINGS}"
         raise InvalidSetting(f"{names} are not as kvps run sets them ({error}): {advice}") from None
     if orders:
-        return EvaluatorContext(rank, workers, settings, url, run, launcher.EVALUATOR)
-    return RunContext(rank, workers, settings, url, run)
+        return EvaluatorContext(rank, workers, settings, run, launcher.EVALUATOR)
+    return RunContext(rank, workers, settings, run)
 
 
-def _one_more(name: str, url: str | None) -> RunContext:
+def _one_more(name: str) -> RunContext:
     """Return the context of a copy that was started by hand, to join the job `name`. Its rank is that of no copy of
     `kvps run`."""
-    with connect(url) as store:
+    with connect() as store:
         job = store.job(name)
     if not job.config.units:
         raise InvalidSetting(
@@ -120,7 +119,7 @@ def _one_more(name: str, url: str | None) -> RunContext:
             f"run alone"
         )
     rank = max(job.config.workers, job.launcher.most if job.launcher else 0)
-    return RunContext(rank, job.config.workers, {}, url, (name, job.id), f"x{secrets.token_hex(3)}")
+    return RunContext(rank, job.config.workers, {}, (name, job.id), f"x{secrets.token_hex(3)}")
 
 
 class RunContext:
@@ -137,7 +136,6 @@ class RunContext:
         rank: int,
         workers: int,
         settings: Mapping[str, Any],
-        url: str | None,
         run: tuple[str, str] | None,
         id: str = "",
     ) -> None:
@@ -146,9 +144,8 @@ class RunContext:
         self.workers = workers
         self.id = id or f"w{rank}"
         self.settings = dict(settings)
-        self._url = url
         self._run = run
-        self._store = connect(url) if run else None
+        self._store = connect() if run else None
         self._local: LocalJob | None = None
         self._made = False
 
@@ -177,7 +174,7 @@ class RunContext:
                 f"shares: create_job(..., units=N), or kvps run -w {most}"
             )
         if self._store is None or self._run is None:
-            self._local = local(params, url=self._url, config=config)
+            self._local = local(params, config=config)
             self._made = True
             return self._local
         if config.unit_rounds and self.workers == 1 and _THREADS not in os.environ:

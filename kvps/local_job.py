@@ -45,10 +45,10 @@ def local(
     with kvps.local(params, workers=3, staleness=1, optimizer=kvps.SGD(lr=0.1)) as job:
         weights = job.train(gradient, rounds=50)
 
-    `settings` are those of `JobConfig`, or one `config`. The server is the one at `url`, or the user's private one,
-    started if it does not run. The end of the block (or `close`, or the end of the process) ends and removes the job.
-    `aggregator` serves the job on a thread; without it, that is `kvps_aggregator.serve`. Raises what `connect` and
-    `Store.create_job` raise, and KvpsError if no aggregator is installed.
+    `settings` are those of `JobConfig`, or one `config`. The server is that of `connect(url)`. The end of the block (or
+    `close`, or the end of the process) ends and removes the job. `aggregator` serves the job on a thread; without it,
+    that is `kvps_aggregator.serve`. Raises what `connect` and `Store.create_job` raise, and KvpsError if no aggregator
+    is installed.
     """
     aggregator = aggregator or _installed_aggregator()
     config = JobConfig.of("kvps.local", config, settings)

@@ -64,7 +64,7 @@ log = logging.getLogger("kvps.store")
 T = TypeVar("T")
 U = TypeVar("U")
 
-URL_VARIABLE = "KVPS_REDIS_URL"
+_URL_VARIABLE = "KVPS_REDIS_URL"
 _SETTLE_S = 1.0
 _ID_TRIES = 500
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -90,7 +90,7 @@ def connect(
     InvalidSetting.
     """
     if url is None and not (listen or data_dir):
-        url = os.environ.get(URL_VARIABLE) or None
+        url = os.environ.get(_URL_VARIABLE) or None
     if url is None:
         if read_replicas:
             raise InvalidSetting("read_replicas is for a server with replicas: give its URL, or leave it out")

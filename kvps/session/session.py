@@ -365,8 +365,8 @@ class Session:
     def _new_push(self) -> Push:
         return Push(self._access, self._membership, self._uploads, self._encoder)
 
-    def _check_may_push(self) -> RoundState:
-        """Return the round state of the last pull. Raises WrongOrder if a push has used it, or a unit is missing."""
+    def _check_may_push(self) -> None:
+        """Raise WrongOrder if a push has used the last pull, or a unit is missing."""
         self._membership.check_usable()
         if self._round.pulled is None:
             raise WrongOrder("push() needs a pull() before it: a gradient belongs to the weights it was computed on")
@@ -374,7 +374,6 @@ class Session:
             raise WrongOrder("push() needs a next_unit() before it: this job counts each unit of data once")
         if self.version < self._units.oldest_base(self._round.unit):
             raise WrongOrder("push() needs a pull() after next_unit(): these weights are older than the unit's round")
-        return self._round.pulled
 
     # -- leave ------------------------------------------------------------------------------------------------
 

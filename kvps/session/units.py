@@ -15,8 +15,6 @@ from kvps.session.pull import Pulled
 from kvps.session.round import Round
 from kvps.transport.opening import OpenedJob
 
-_LEAST_LATE_MS = 10  # no unit is late sooner, see next_unit.lua
-
 
 class Units:
     """The units that one session takes, one after another.
@@ -99,7 +97,7 @@ class Units:
         self._membership.pushed_unit(self._rounds.round_of(unit))
         factor = self._access.config.backup_after
         took_ms = 1000 * (time.perf_counter() - self._taken_at)
-        self._late_ms = max(_LEAST_LATE_MS, round(min(WAIT_MS, factor * took_ms))) if factor else WAIT_MS
+        self._late_ms = max(1, round(min(WAIT_MS, factor * took_ms))) if factor else WAIT_MS
 
     def seed(self, unit: int | None) -> int:
         """Return the seed of a unit. Raises WrongOrder without one."""

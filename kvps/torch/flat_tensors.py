@@ -74,7 +74,8 @@ class FlatTensors:
         overwrites; None if one is missing, or is of a tensor that is not small."""
         if self._alone or not self._gather(gradients):
             return None
-        return np.asarray(self._host.numpy())
+        flat: Array = self._host.numpy()
+        return flat
 
     def gathered(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Return name -> float32 gradient. Those of small tensors are in host memory, which the next call overwrites;

@@ -130,15 +130,8 @@ def _rounds(rows: list[dict[str, Any]]) -> str:
     return chart(title, "ms", [_bar(f"{row['case']} ({row['transport']})", row) for row in shown])
 
 
-_WHO = {
-    "one worker always slow": "always slow",
-    "one worker slow at a time": "slow in turn",
-    "each iteration slow with p = 0.25": "slow at random",
-}
-
-
 def _stragglers(rows: list[dict[str, Any]]) -> str:
-    labels = [f"{_WHO[row['slow'].split(',')[0]]}: {row['case']}" for row in rows]
+    labels = [f"{row['slow'].split(',')[0].removeprefix('one worker ')}: {row['case']}" for row in rows]
     bars = [_bar(label, row) for label, row in zip(labels, rows, strict=True)]
     return chart("Time until the digits reach their accuracy, with slow workers", "ms", bars)
 

@@ -20,9 +20,9 @@ def summary(job: Job, state: State) -> dict[str, Any]:
     """Return a job as JSON, with the names of the code.
 
     active       its workers in the vector clock
-    run          the same in parts, with when
     waits_for    the workers that a stalled job waits for, slowest first
     why          who has stopped, suspended or paused it, and why; "" if it goes on
+    run          the same in parts, with when
     commits_per_s  versions a second, lately; None if the job records no spans
     loss         the mean of the newest losses of its first workers; None if they say none
     silent_s     seconds since the last version was committed, or a worker came or went

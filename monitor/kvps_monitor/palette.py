@@ -57,8 +57,7 @@ def doing(w: WorkerView) -> str:
 
 
 def job_does(state: str, waits_for: Sequence[str], why: str) -> str:
-    """Return what a job does: for which workers it waits if it is stalled, as "stalled: waits for w2", and who has
-    stopped or paused it, and `why`."""
+    """Return what a job does, as "stalled: waits for w2" or "paused by w0: a look at the data", its `why`."""
     if why:
         return why if why.startswith(state) else f"{state}; {why}"
     if not waits_for:

@@ -279,6 +279,7 @@ def test_a_round_that_was_closed_without_a_group_is_late_in_all_members(
     assert job.clock() == {"w0": 2, "w1": 1}
 
 
+@pytest.mark.slow
 def test_a_stop_ends_the_loops_of_all_members_with_one_round(store: Store, server_url: str, tmp_path: Path) -> None:
     job = _create(store, "job", workers=1)
     with _members(job, server_url, tmp_path) as start, aggregating(job):
