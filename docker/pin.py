@@ -11,12 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-FILES = (
-    "docker/Dockerfile",
-    "docker/Dockerfile.cuda",
-    "docker/compose.yaml",
-    "deploy/kubernetes/base/valkey.yaml",
-)
+FILES = ("docker/Dockerfile", "docker/Dockerfile.cuda", "docker/compose.yaml", "deploy/kubernetes/base/valkey.yaml")
 IMAGE = re.compile(r"^(FROM +| +image: )([\w./-]+:[\w.-]+)(?:@sha256:[0-9a-f]{64})?", re.MULTILINE)
 
 

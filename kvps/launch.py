@@ -132,12 +132,7 @@ class RunContext:
     """
 
     def __init__(
-        self,
-        rank: int,
-        workers: int,
-        settings: Mapping[str, Any],
-        run: tuple[str, str] | None,
-        id: str = "",
+        self, rank: int, workers: int, settings: Mapping[str, Any], run: tuple[str, str] | None, id: str = ""
     ) -> None:
         self._owner = ProcessOwner("the worker of kvps.from_env()")
         self.rank = rank

@@ -42,8 +42,5 @@ def test_a_store_opens_anew_where_it_is_unpickled(store: Store) -> None:
 
 def test_a_session_says_what_to_hand_over(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(3, np.float32)}, workers=1)
-    with (
-        job.join("w0") as session,
-        pytest.raises(kvps.KvpsError, match=r"'w0' belongs to its thread, .* the job"),
-    ):
+    with job.join("w0") as session, pytest.raises(kvps.KvpsError, match=r"'w0' belongs to its thread, .* the job"):
         pickle.dumps(session)

@@ -26,15 +26,12 @@ NewJobName = Annotated[
     str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the task's")
 ]
 Slow = Annotated[
-    list[str] | None,
-    typer.Option(metavar="ID=Nx", help="Slow a worker down, as in w0=5x. May be given several times."),
+    list[str] | None, typer.Option(metavar="ID=Nx", help="Slow a worker down, as in w0=5x. May be given several times.")
 ]
 Prefetch = Annotated[
     bool,
     typer.Option(
-        "--prefetch",
-        help="In SSP and ASP: fetch the next weights while the worker computes.",
-        rich_help_panel="Arrays",
+        "--prefetch", help="In SSP and ASP: fetch the next weights while the worker computes.", rich_help_panel="Arrays"
     ),
 ]
 

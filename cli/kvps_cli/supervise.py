@@ -61,11 +61,7 @@ class Supervisor:
     """
 
     def __init__(
-        self,
-        store: Store,
-        launched_by: str,
-        find: Callable[[], Job | None],
-        care: Care | None = None,
+        self, store: Store, launched_by: str, find: Callable[[], Job | None], care: Care | None = None
     ) -> None:
         self.children: dict[str, Child] = {}
         self._ended: dict[str, str] = {}  # mark -> the process, and how it ended

@@ -287,10 +287,7 @@ class UncheckedConfig:
     )
     task: str = setting("", "The task that kvps worker trains. A job that was created in Python has none.")
     seed: int = setting(
-        0,
-        "Decides the initial parameters and the order of the samples.",
-        bounds=(0, 2**32 - 1),
-        group="Training",
+        0, "Decides the initial parameters and the order of the samples.", bounds=(0, 2**32 - 1), group="Training"
     )
     batch_size: int = setting(0, "How many samples make one gradient.", bounds=(0, 2**31), group="Training")
     epochs: int = setting(0, "How many passes over the data.", bounds=(0, 2**31), group="Training")

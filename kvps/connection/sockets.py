@@ -332,10 +332,7 @@ class ArrayPool:
         settings = (
             connection_settings(url)
             | others
-            | {
-                "parser_class": _PythonParser,
-                "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode),
-            }
+            | {"parser_class": _PythonParser, "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode)}
         )
         self._pool = ConnectionPool(connection_class=cast(Any, KINDS[url.split(":", 1)[0]]), **settings)
         self._idle: deque[Any] = deque()  # the last one used is the first one taken

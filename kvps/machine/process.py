@@ -19,13 +19,7 @@ _NAMESPACES = ("/proc/self/ns/pid", "/proc/self/ns/time")
 def identity(device: str = "cpu") -> dict[str, Any]:
     """Return what identifies this process: host, pid, and what makes the pid unique (boot, namespaces, start time)."""
     pid = os.getpid()
-    return {
-        "host": host(),
-        "pid": pid,
-        "start": _start_time(pid),
-        "space": space(),
-        "device": device,
-    }
+    return {"host": host(), "pid": pid, "start": _start_time(pid), "space": space(), "device": device}
 
 
 def mark(pid: int) -> str:

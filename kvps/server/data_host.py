@@ -23,10 +23,7 @@ class DataHost:
     """
 
     def __init__(
-        self,
-        address: Address,
-        password: str | None,
-        seen: Callable[[int, int], None] = lambda moved, of: None,
+        self, address: Address, password: str | None, seen: Callable[[int, int], None] = lambda moved, of: None
     ) -> None:
         self._address = address
         self._password = password

@@ -62,12 +62,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        access: OpenedJob,
-        worker: str,
-        joined: Joined,
-        device: Device | str = CPU,
-        prefetch: bool = False,
+        self, access: OpenedJob, worker: str, joined: Joined, device: Device | str = CPU, prefetch: bool = False
     ) -> None:
         self.worker = worker
         self.incarnation = joined.incarnation

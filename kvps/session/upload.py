@@ -37,12 +37,7 @@ class GradientUpload:
     """
 
     def __init__(
-        self,
-        runs: Runs,
-        residual: Residual | None,
-        chunks: ChunkUpload,
-        checks_finite: bool = False,
-        part: str = "",
+        self, runs: Runs, residual: Residual | None, chunks: ChunkUpload, checks_finite: bool = False, part: str = ""
     ) -> None:
         self.chunks = chunks
         self.part = part

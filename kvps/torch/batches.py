@@ -158,11 +158,7 @@ class _Loader:
             return self._loaded.pop(number)
         self.late += 1
         direct = DataLoader(
-            self._fetch,
-            batch_size=None,
-            sampler=[self._request(number)],
-            collate_fn=_as_it_is,
-            pin_memory=self._pins,
+            self._fetch, batch_size=None, sampler=[self._request(number)], collate_fn=_as_it_is, pin_memory=self._pins
         )
         return next(iter(direct))[1]
 

@@ -29,11 +29,7 @@ class JobAccess:
 
     @staticmethod
     def of(
-        client: Client,
-        keys: JobKeys,
-        config: JobConfig,
-        layout: Layout,
-        replicas: ReplicaReader | None = None,
+        client: Client, keys: JobKeys, config: JobConfig, layout: Layout, replicas: ReplicaReader | None = None
     ) -> JobAccess:
         """Return what a job with these settings is worked on with. Its `client` takes as stored what `durability` asks
         for. Its `storing` is for the bytes of versions, which are on several servers of a cluster: no failover of one

@@ -24,10 +24,7 @@ SLOW_LEASE = {"lease_ms": 60_000, "worker_timeout_ms": 60_000}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("staleness", "data"),
-    [("0", "static"), ("1", "units"), ("-1", "static")],
-)
+@pytest.mark.parametrize(("staleness", "data"), [("0", "static"), ("1", "units"), ("-1", "static")])
 def test_up_under_fire_loses_nothing(home: Path, staleness: str, data: str) -> None:
     settings = ["--epochs", "30", "-s", staleness, "--data", data, "--shards", "2"]
     done = kvps_run("up", "digits", "--kill-every", "0.3", *settings)

@@ -80,20 +80,12 @@ def _create(few: Store) -> object:
         ((), _create, RIGHT.format("INFO", "info")),
         ((), lambda few: few.job("job").join(), "or give it +info"),
         (("+info", "-evalsha"), lambda few: few.job("job").join(), RIGHT.format("EVALSHA", "evalsha")),
-        (
-            ("+info", "-script"),
-            lambda few: few.job("job").join(),
-            "start there, or give this user +script|load",
-        ),
+        (("+info", "-script"), lambda few: few.job("job").join(), "start there, or give this user +script|load"),
         (("-hgetall",), lambda few: few.job("job"), RIGHT.format("HGETALL", "hgetall")),
     ],
 )
 def test_a_right_that_is_missing_is_named(
-    store: Store,
-    rights: tuple[str, ...],
-    act: Callable[[Store], object],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, rights: tuple[str, ...], act: Callable[[Store], object], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lua_scripts, "_LOAD_S", 0.1)
     store.create_job("job", model(), transport="redis")

@@ -159,10 +159,7 @@ def emptied(server: Any) -> None:
 
 @pytest.mark.parametrize("fails", [stopped, killed, frozen, emptied])
 def test_a_replica_that_fails_costs_no_snapshot(
-    servers: Replicated,
-    fails: Callable[[Any], None],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    servers: Replicated, fails: Callable[[Any], None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvps.connection.replica_reader._ANSWER_S", 3.0)  # far more than a read takes by itself
     monkeypatch.setattr("kvps.connection.replica_reader._PASSED_OVER_S", 600.0)

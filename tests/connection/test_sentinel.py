@@ -48,18 +48,7 @@ def test_a_url_names_sentinels_a_master_and_a_login() -> None:
 
 @pytest.mark.parametrize(
     "rest",
-    [
-        "",
-        "a",
-        "a/",
-        "/name",
-        "a,/name",
-        "a,b:hush/name",
-        "a:99999/name",
-        ":hush/x@a/name",
-        "[::1/name",
-        ":hush@/name",
-    ],
+    ["", "a", "a/", "/name", "a,/name", "a,b:hush/name", "a:99999/name", ":hush/x@a/name", "[::1/name", ":hush@/name"],
 )
 def test_a_malformed_url_is_refused_in_one_line_that_does_not_quote_it(rest: str) -> None:
     with pytest.raises(kvps.InvalidSetting, match=r"not a Redis URL.*redis\+sentinel://HOST:PORT,") as caught:

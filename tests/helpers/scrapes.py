@@ -90,8 +90,5 @@ class Exported:
 def exporting(store: Store, job: str | None = None) -> Iterator[Exported]:
     """Serve the metrics of all jobs of the store, or of one, inside the block."""
     found = Exported(free_port())
-    with (
-        server.MetricsServer("--port", HERE, found.port) as opened,
-        opened.serving(store, job, found.said.append),
-    ):
+    with server.MetricsServer("--port", HERE, found.port) as opened, opened.serving(store, job, found.said.append):
         yield found

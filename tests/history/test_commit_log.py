@@ -213,11 +213,7 @@ def test_a_full_disk_stops_no_training(store: Store, tmp_path: Path, caplog: pyt
 def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path, ahead_ms: int) -> None:
     """They are in the file, and Redis goes on from an earlier version, with others: under lower ids, where the clock of
     the server that wrote the lost ones was ahead."""
-    with (
-        private_directory() as folder,
-        MortalServer(folder) as mortal,
-        kvps.connect(mortal.url) as store,
-    ):
+    with private_directory() as folder, MortalServer(folder) as mortal, kvps.connect(mortal.url) as store:
         job = store.create_job("job", model(), **PATIENT)
         train_to(job, 5, 1)
         size = mortal.log().stat().st_size

@@ -9,14 +9,7 @@ import pytest
 from helpers.harness import aggregating, await_version, gradient, model
 from hypothesis import given
 from hypothesis import strategies as st
-from kvps_monitor.spans import (
-    Iteration,
-    ShardVersion,
-    Span,
-    Traces,
-    shard_spans,
-    worker_spans,
-)
+from kvps_monitor.spans import Iteration, ShardVersion, Span, Traces, shard_spans, worker_spans
 
 import kvps
 from kvps.protocol.phases import WORKER_PHASES

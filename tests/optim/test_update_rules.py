@@ -50,9 +50,7 @@ def test_delayed_nesterov_is_algorithm_3_of_its_paper_bit_for_bit(optimizer: kvp
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [kvps.Yogi(weight_decay=0.01), kvps.Yogi(0.1, beta1=0.5, beta2=0.9, eps=1e-8)],
-    ids=str,
+    "optimizer", [kvps.Yogi(weight_decay=0.01), kvps.Yogi(0.1, beta1=0.5, beta2=0.9, eps=1e-8)], ids=str
 )
 def test_yogi_is_algorithm_2_of_its_paper_bit_for_bit(optimizer: kvps.Yogi) -> None:
     """200 steps of a loop as the paper writes it, in float32; some gradients are 0, and one is repeated."""

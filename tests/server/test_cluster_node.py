@@ -15,10 +15,7 @@ from kvps.server.data_host import DataHost
 def test_any_password_is_one_word_of_the_settings() -> None:
     address = Address("127.0.0.1", *node_ports(1))
     password = 'a "b\\ c\n\x7fd'
-    with (
-        cluster_node.started(address, password, None),
-        Client(cluster_node.url_of(address, password)) as client,
-    ):
+    with cluster_node.started(address, password, None), Client(cluster_node.url_of(address, password)) as client:
         assert client.call("PING")
 
 

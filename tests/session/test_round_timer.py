@@ -43,8 +43,7 @@ def steps_of(timer: RoundTimer, clock: Clock, step_s: float, age_s: float = 0.0)
 
 
 @pytest.mark.parametrize(
-    ("step_s", "wanted"),
-    [(0.125, 8), (0.25, 4), (1.0, 1), (0.3, 3), (0.45, 2), (0.7, 1), (5.0, 1), (0.0625, 16)],
+    ("step_s", "wanted"), [(0.125, 8), (0.25, 4), (1.0, 1), (0.3, 3), (0.45, 2), (0.7, 1), (5.0, 1), (0.0625, 16)]
 )
 def test_a_round_has_the_steps_that_end_nearest_to_its_time(clock: Clock, step_s: float, wanted: int) -> None:
     """Of 0.3 s each, three end 0.1 s early; a fourth would end 0.2 s late. At least one is taken."""

@@ -386,11 +386,7 @@ def test_the_pseudo_gradient_of_bf16_is_float32() -> None:
 
 @pytest.mark.parametrize(
     ("make", "gradient_format"),
-    [
-        (adamw, "int8"),
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "fp32"),
-        (torch.optim.NAdam, "fp32"),
-    ],
+    [(adamw, "int8"), (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "fp32"), (torch.optim.NAdam, "fp32")],
 )
 def test_the_inner_state_survives_a_clean_leave(
     store: Store, caplog: pytest.LogCaptureFixture, make: Inner, gradient_format: str

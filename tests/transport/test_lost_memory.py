@@ -12,16 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers.harness import (
-    abandoned,
-    aggregating,
-    check_chain,
-    gradient,
-    model,
-    plain_loop,
-    work,
-    work_on,
-)
+from helpers.harness import abandoned, aggregating, check_chain, gradient, model, plain_loop, work, work_on
 from helpers.internals import abandon, segments_of
 from helpers.shared_memory import OVER_SHM, bits, commit_all, committed, recoveries, take, train
 from helpers.waiting import eventually

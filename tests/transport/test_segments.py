@@ -12,12 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.harness import (
-    aggregating,
-    await_version,
-    model,
-    work_on,
-)
+from helpers.harness import aggregating, await_version, model, work_on
 from helpers.internals import segments_of
 from helpers.shared_memory import OVER_SHM
 from kvps_aggregator import Aggregator
@@ -153,8 +148,7 @@ def _stand_in(place: Path, how: str, outside: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "level"),
-    [("a link to another's", 0), ("a link to the same", 1), ("another's", 2), ("open to others", 0)],
+    ("how", "level"), [("a link to another's", 0), ("a link to the same", 1), ("another's", 2), ("open to others", 0)]
 )
 def test_nothing_is_made_or_mapped_where_others_may_write(
     store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, outside: Path, how: str, level: int

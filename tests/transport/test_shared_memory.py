@@ -9,13 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import (
-    aggregating,
-    check_chain,
-    gradient,
-    model,
-    work,
-)
+from helpers.harness import aggregating, check_chain, gradient, model, work
 from helpers.internals import segments_of
 from helpers.shared_memory import LARGE, OVER_SHM, bits, committed, segment_names
 from helpers.waiting import eventually

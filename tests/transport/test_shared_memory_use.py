@@ -10,11 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import (
-    aggregating,
-    gradient,
-    model,
-)
+from helpers.harness import aggregating, gradient, model
 from helpers.internals import segments_of
 from helpers.shared_memory import LARGE, OVER_SHM, commit_all, committed, segment_names, segments_folder
 from helpers.waiting import eventually

@@ -223,12 +223,7 @@ class Failing(Seen):
 
 
 @pytest.mark.parametrize(
-    ("inner", "after"),
-    [
-        (kvps.SGD(lr=0.01, momentum=0.5), 0),
-        (kvps.Adam(lr=0.01), 5),
-        (kvps.Adam(lr=0.01), 8),
-    ],
+    ("inner", "after"), [(kvps.SGD(lr=0.01, momentum=0.5), 0), (kvps.Adam(lr=0.01), 5), (kvps.Adam(lr=0.01), 8)]
 )
 def test_the_inner_state_of_what_was_accepted_survives(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, inner: Any, after: int

@@ -30,11 +30,7 @@ class DeviceStep(ShardArrays):
         self._there.state = {slot: self._device.upload(self.state[slot]) for slot in self._there.slots}
 
     def step(
-        self,
-        plan: Plan,
-        chunk: Chunk,
-        gradients: Iterable[Array],
-        reduced: Callable[[float], None] | None = None,
+        self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], reduced: Callable[[float], None] | None = None
     ) -> bool:
         with self._device.current():
             finite = self._there.step(plan, chunk, map(self._device.upload, gradients), reduced)

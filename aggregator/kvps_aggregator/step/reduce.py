@@ -107,12 +107,7 @@ def _scaled(contributions: Iterable[Array], factors: Sequence[float], like: Arra
 
 
 def reduce(
-    reduction: Reduction,
-    contributions: Iterable[Array],
-    weights: Sequence[int],
-    divisor: int,
-    out: Array,
-    xp: Any = np,
+    reduction: Reduction, contributions: Iterable[Array], weights: Sequence[int], divisor: int, out: Array, xp: Any = np
 ) -> float:
     """Write the gradient to step by into `out`. Return the sum of its squares, or NaN if a contribution, or the result,
     is not finite. The sum is of float32's precision.

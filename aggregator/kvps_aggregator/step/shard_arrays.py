@@ -85,11 +85,7 @@ class ShardArrays:
         """Go on from the weights and state that were just read into their arrays."""
 
     def step(
-        self,
-        plan: Plan,
-        chunk: Chunk,
-        gradients: Iterable[Array],
-        reduced: Callable[[float], None] | None = None,
+        self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], reduced: Callable[[float], None] | None = None
     ) -> bool:
         """Make a chunk of the plan's version from `gradients`: its part of each contribution that counts and has it, in
         plan order. `reduced` is called before the step, with the reduced gradient's sum of squares.

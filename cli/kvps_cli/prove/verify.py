@@ -47,8 +47,7 @@ def verify(
         ),
     ] = None,
     checkpoints: Annotated[
-        Path | None,
-        options.existing_directory("Also read the part of the log that was moved to this directory."),
+        Path | None, options.existing_directory("Also read the part of the log that was moved to this directory.")
     ] = None,
     start: Annotated[
         Path | None,

@@ -103,11 +103,7 @@ class EvaluatorProcess:
     """
 
     def __init__(
-        self,
-        supervisor: Supervisor,
-        options: EvaluatorOptions,
-        command: Sequence[str],
-        environment: Mapping[str, str],
+        self, supervisor: Supervisor, options: EvaluatorOptions, command: Sequence[str], environment: Mapping[str, str]
     ) -> None:
         assert options.orders
         self._supervisor = supervisor

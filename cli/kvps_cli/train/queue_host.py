@@ -30,10 +30,7 @@ def serve(
     for task in allow:
         load_task(task)  # a name that cannot be loaded is the operator's mistake: fail now
     name = CPU if gpu is None else GPU
-    with (
-        connect.serving_store(server, quiet) as store,
-        TaskQueue(queue_redis or store.url, name) as queue,
-    ):
+    with connect.serving_store(server, quiet) as store, TaskQueue(queue_redis or store.url, name) as queue:
         if not quiet:
             say(f"serving the queue {name}; Ctrl-C ends it, and its running tasks go back into the queue")
         Host(queue, store, HostResources(environment, tuple(allow), gpu, acks)).serve(burst)

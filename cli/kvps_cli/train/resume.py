@@ -80,8 +80,7 @@ def origin(store: Store, name: str, launch: Launch) -> Origin:
     if checkpoint.finished:
         return Origin(None, _finished(name, checkpoint.version, f" in {path}"), finished=True)
     return Origin(
-        _restored(store, name, checkpoint, launch),
-        f"job {name}: goes on at version {checkpoint.version}, from {path}",
+        _restored(store, name, checkpoint, launch), f"job {name}: goes on at version {checkpoint.version}, from {path}"
     )
 
 

@@ -20,15 +20,13 @@ from kvps_cli.output import say, start_log
 def worker(
     *,
     job: Annotated[
-        str | None,
-        typer.Option("--job", metavar="NAME", help="The job to work on.", show_default="the only open one"),
+        str | None, typer.Option("--job", metavar="NAME", help="The job to work on.", show_default="the only open one")
     ] = None,
     id: Annotated[
         str | None, typer.Option("--id", help="This worker's id.", show_default="the first free of w0, w1, ...")
     ] = None,
     gpu: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Compute on this CUDA device, with CuPy.", show_default="NumPy"),
+        int | None, typer.Option(metavar="N", help="Compute on this CUDA device, with CuPy.", show_default="NumPy")
     ] = None,
     slow: Annotated[
         str, typer.Option(metavar="Nx", help="Slow this worker down, as in 5x, to study stragglers.")
@@ -77,10 +75,7 @@ def worker(
             check_name(kind, name)
     device = open_device(gpu)
     quiet = start_log(quiet, verbose)
-    with (
-        metrics.opened(metrics_port, metrics_host) as scraped,
-        connect.serving_store(server, quiet) as store,
-    ):
+    with metrics.opened(metrics_port, metrics_host) as scraped, connect.serving_store(server, quiet) as store:
         opened = connect.wait_for_job(store, job, quiet)
         connect.announce(opened, quiet)
         with metrics.serving(scraped, store, opened.name):

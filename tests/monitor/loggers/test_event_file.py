@@ -51,12 +51,7 @@ def shown(directory: Path) -> list[tuple[int, str, float]]:
 
 def test_each_figure_is_a_scalar_of_its_version(tmp_path: Path) -> None:
     written(tmp_path, 1, 2)
-    assert shown(tmp_path) == [
-        (1, "loss", 1.0),
-        (1, "staleness/w0", 1.0),
-        (2, "loss", 0.5),
-        (2, "staleness/w0", 0.0),
-    ]
+    assert shown(tmp_path) == [(1, "loss", 1.0), (1, "staleness/w0", 1.0), (2, "loss", 0.5), (2, "staleness/w0", 0.0)]
     ((path, mark),) = files_in(tmp_path)
     assert mark == "j.00000001"
     head, *rest = events(path)
