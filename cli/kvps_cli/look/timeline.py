@@ -48,7 +48,7 @@ def timeline(
     redis: options.Redis = None,
 ) -> None:
     """Write what every worker and every shard of a job did, and when: waiting, fetching, computing, pushing, and each
-    update, with the gradients that went into it.
+    update, with the gradients that went into it. And when figures of a version were reported, if any were.
 
     A figure shows the last 12 rounds of the slowest worker, and a trace all that Redis has, unless you choose a part.
     The job may be running or over.
@@ -95,4 +95,5 @@ def _summary(recording: Recording) -> str:
     seconds = (recording.end_us - recording.start_us) / 1e6
     lanes = f"{counted(len(recording.workers), 'worker')} and {counted(len(recording.shards), 'shard')}"
     done = f"{counted(recording.iterations, 'round')}, {counted(len(recording.versions), 'version')}"
+    done += f", {counted(len(recording.evaluations), 'evaluation')}" if recording.evaluations else ""
     return f"{lanes}, {done}, {seconds:.3g} s"

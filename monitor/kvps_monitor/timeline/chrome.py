@@ -1,6 +1,7 @@
 """Writes a recording in the Trace Event Format, the JSON that chrome://tracing and other older viewers read.
 
-Times are microseconds from the recording's origin. A thread stands for each worker and each shard.
+Times are microseconds from the recording's origin. A thread stands for each worker and each shard, and one for all
+evaluations.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from kvps.parsing import json_of
 from kvps_monitor.spans import Span
 from kvps_monitor.timeline.flows import Flows
-from kvps_monitor.timeline.recording import Block, Recording
+from kvps_monitor.timeline.recording import EVALUATIONS, Block, Recording
 
 _PROCESS = 1
 _DIGITS = 3  # nanoseconds
@@ -31,7 +32,8 @@ class _Lanes:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         shards = [(f"shard {number}", lane) for number, lane in enumerate(recording.shards)]
-        self._lanes: list[tuple[str, Sequence[Block]]] = [*shards, *recording.workers.items()]
+        evaluations = [(EVALUATIONS, ())] if recording.evaluations else []
+        self._lanes: list[tuple[str, Sequence[Block]]] = [*shards, *recording.workers.items(), *evaluations]
         self._threads = {name: thread for thread, (name, _) in enumerate(self._lanes, 1)}
 
     def names(self) -> Iterator[dict[str, Any]]:
@@ -63,11 +65,14 @@ class _Lanes:
                 yield event | {"ts": self._time(at.start_us)} | ({"bp": "e"} if kind == "f" else {})
 
     def marks(self) -> Iterator[dict[str, Any]]:
-        """Yield an instant for each worker that joined, left or was evicted."""
+        """Yield an instant for each worker that joined, left or was evicted, and for each evaluation."""
         for mark in self._recording.marks:
             if mark.worker in self._threads:
                 instant = self._event("i", mark.kind, self._threads[mark.worker])
                 yield instant | {"s": "t", "ts": self._time(mark.at_us)}
+        for evaluation in self._recording.evaluations:
+            instant = self._event("i", str(evaluation), self._threads[EVALUATIONS])
+            yield instant | {"s": "t", "ts": self._time(1000 * evaluation.at_ms), "args": evaluation.facts}
 
     def counters(self) -> Iterator[dict[str, Any]]:
         """Yield each worker's losses, and the staleness of its contributions."""

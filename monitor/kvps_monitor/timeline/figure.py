@@ -1,4 +1,5 @@
-"""Draws a recording as the figure of the textbooks: a lane for each worker, the server's updates above, time along.
+"""Draws a recording as the figure of the textbooks: a lane for each worker, the server's updates above, time along. If
+versions were evaluated in that time, the lowest lane has when their figures were reported.
 
 Each kind of block is one group of the SVG with an id, as `push-w0` or `update-0`, and has its blocks in the order of
 time; so has each kind of arrow. Times are milliseconds from the first block.
@@ -19,11 +20,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch
 
 from kvps.errors import InvalidSetting, counted
+from kvps.history.evaluations import figures_text
 from kvps_monitor.palette import PHASE_COLOURS, PHASE_WORDS, TONES
 from kvps_monitor.timeline.recording import Absence, Block, Recording
 from kvps_monitor.views import short_name
 
 _MOST_NAME = 9  # characters, left of a lane
+_EVALUATIONS = "evaluated\nversions"  # the name of their lane, which no worker has
 MOST_WORKERS = 64
 _SHARD_ROWS = 4  # more shards than these have one row together
 _FEW_ARROWS = 120
@@ -76,7 +79,8 @@ def figure(recording: Recording, kind: str) -> bytes:
 
 
 class _Drawing:
-    """One figure. Lanes are at heights 0, -1, -2, ...: first those of the server, then the workers."""
+    """One figure. Lanes are at heights 0, -1, -2, ...: first those of the server, then the workers, then the
+    evaluations."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
@@ -84,7 +88,7 @@ class _Drawing:
         self._length = max(self._ms(end), 1e-3)
         several = 1 < len(recording.shards) <= _SHARD_ROWS
         self._servers = [f"shard {n}" for n in range(len(recording.shards))] if several else ["server"]
-        rows = [*self._servers, *recording.workers]
+        rows = [*self._servers, *recording.workers, *([_EVALUATIONS] if recording.evaluations else [])]
         self._heights = {name: -float(row) for row, name in enumerate(rows)}
         height = _ABOVE + _ROW * len(rows) + _BELOW
         self._figure = Figure(figsize=(_WIDTH, height), facecolor="white")
@@ -98,19 +102,22 @@ class _Drawing:
             self._updates(number, lane)
         for worker, lane in self._recording.workers.items():
             self._iterations(worker, lane)
+        self._evaluations()
         drawn = self._arrows()
         self._legend(drawn)
         return self._figure
 
     def _frame(self) -> None:
         r, axes = self._recording, self._axes
-        parts = (len(r.workers), "worker"), (len(r.versions), "version"), (r.iterations, "round")
+        parts = [(len(r.workers), "worker"), (len(r.versions), "version"), (r.iterations, "round")]
+        parts += [(len(r.evaluations), "evaluation")] if r.evaluations else []
         counts = ", ".join(starmap(counted, parts))
         axes.set_title(r.mode, loc="left", fontsize=12, fontweight="bold", pad=9)
         axes.set_title(f"job {short_name(r.job, 32)}: {counts}", loc="right", fontsize=9, pad=9)
         axes.set_xlim(0, self._length)
         axes.set_ylim(-len(self._heights) + 0.5, 0.7)
-        axes.set_yticks(list(self._heights.values()), [short_name(name, _MOST_NAME) for name in self._heights])
+        names = [name if name == _EVALUATIONS else short_name(name, _MOST_NAME) for name in self._heights]
+        axes.set_yticks(list(self._heights.values()), names)
         axes.set_xlabel("ms", labelpad=1)
         axes.tick_params(axis="y", length=0)
         axes.spines[["top", "right", "left"]].set_visible(False)
@@ -168,6 +175,21 @@ class _Drawing:
             self._bars(f"{phase}-{worker}", boxes, self._heights[worker], phase)
             for box in boxes:
                 self._write(box, self._heights[worker], phase)
+
+    def _evaluations(self) -> None:
+        """Draw a line where figures were reported, and before it the longest text about them that has room there."""
+        if not self._recording.evaluations:
+            return
+        height, free = self._heights[_EVALUATIONS], 0.0
+        times = [self._ms(1000 * evaluation.at_ms) for evaluation in self._recording.evaluations]
+        self._axes.vlines(times, height - _HALF, height + _HALF, _INK).set_gid("evaluations")
+        for at, (version, figures, *_) in zip(times, self._recording.evaluations, strict=True):
+            first = dict([*figures.items()][:1])
+            words = [f"v{version}: {figures_text(figures)}", f"v{version}: {figures_text(first)}", f"v{version}"]
+            if word := next((word for word in words if self._width_of(word) < at - free), ""):
+                style: Any = {"ha": "right", "va": "center_baseline", "fontsize": _LETTER_PT, "clip_on": True}
+                self._axes.text(at - self._width_of("") / 2, height, word, **style)
+            free = at
 
     def _bars(self, id: str, boxes: Sequence[_Box], height: float, phase: str) -> None:
         """Draw blocks. The edge keeps one that is shorter than a line is wide visible."""

@@ -1,4 +1,5 @@
-"""Writes a recording as a Perfetto trace: a track for each worker and each shard, flows between them, and counters.
+"""Writes a recording as a Perfetto trace: a track for each worker and each shard, flows between them, counters, and a
+track of evaluations.
 
 Times are nanoseconds from the recording's origin. A snapshot of two clocks tells the viewer what time of day that was.
 """
@@ -18,7 +19,7 @@ from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from kvps_monitor.spans import Span
 from kvps_monitor.timeline.flows import Flows
-from kvps_monitor.timeline.recording import Block, Recording
+from kvps_monitor.timeline.recording import EVALUATIONS, Block, Recording
 
 _SEQUENCE = 1
 _STATE_CLEARED = 1  # SEQ_INCREMENTAL_STATE_CLEARED: the sequence begins here
@@ -32,6 +33,8 @@ def perfetto_trace(recording: Recording) -> bytes:
         writer.shard(f"shard {shard}", lane)
     for worker, lane in recording.workers.items():
         writer.worker(worker, lane)
+    if recording.evaluations:
+        writer.evaluations()
     return bytes(writer.builder.serialize())
 
 
@@ -80,6 +83,15 @@ class _Writer:
                 counter = self._track(f"{what} of {name}", track, counter=True)
                 for at_us, value in curve:
                     self._event(counter, at_us, TrackEvent.TYPE_COUNTER).double_counter_value = float(value)
+
+    def evaluations(self) -> None:
+        """Write the track of evaluations: an instant for each."""
+        track = self._track(EVALUATIONS, self._root)
+        for evaluation in self._recording.evaluations:
+            event = self._event(track, 1000 * evaluation.at_ms, TrackEvent.TYPE_INSTANT, str(evaluation))
+            event.debug_annotations.add(name="by", string_value=evaluation.by)
+            for figure, value in evaluation.figures.items():
+                event.debug_annotations.add(name=figure, double_value=value)
 
     def _slice(self, track: int, span: Span, facts: dict[str, int]) -> None:
         self._open(track, span.start_us, span.phase, facts, (self._flows.out_of(span), self._flows.into(span)))

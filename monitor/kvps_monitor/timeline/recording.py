@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from kvps.errors import CorruptData, InvalidSetting, JobError
+from kvps.history.evaluations import Evaluation
 from kvps.history.events import Event, EventLog
 from kvps.job import Job
 from kvps.parsing import LARGEST
@@ -22,6 +23,8 @@ from kvps_monitor.spans import Span, Traces, shard_spans, worker_spans
 _LATEST_US = 8_836_000_000_000_000  # about the year 2250: nanoseconds of a later time do not fit viewers' 64 bits
 _AROUND_US = 1_000_000  # a worker joins shortly before its first span, and leaves shortly after its last one
 _MARKS = ("join", "leave", "evict")
+EVALUATIONS = "evaluated versions"
+"""The name of their lane in traces. No worker has it, as it has a space."""
 
 
 class Block(NamedTuple):
@@ -103,6 +106,7 @@ class Recording:
     shards   the blocks of each shard, oldest first
     taken    (worker, round) -> the version that took the contribution, as far as the log has it
     absences when a worker was not in the job, as far as the log has it
+    evaluations  those whose figures were reported in this time, oldest first. When one began is recorded nowhere
     window   the moments between which this is, in microseconds of the server's clock; None for all of it. Blocks that
              lie only partly in it are here as a whole
     """
@@ -114,6 +118,7 @@ class Recording:
     taken: Mapping[tuple[str, int], Taken]
     marks: Sequence[Mark]
     absences: Sequence[Absence] = ()
+    evaluations: Sequence[Evaluation] = ()
     window: tuple[float, float] | None = None
 
     @property
@@ -135,7 +140,8 @@ class Recording:
     @cached_property
     def origin_us(self) -> float:
         """The time that traces count from, in microseconds of the server's clock: nothing that is here was before."""
-        return min([self.start_us, *(float(mark.at_us) for mark in self.marks)])
+        marks = (float(mark.at_us) for mark in self.marks)
+        return min([self.start_us, *marks, *(1000.0 * evaluation.at_ms for evaluation in self.evaluations)])
 
     @property
     def iterations(self) -> int:
@@ -186,6 +192,7 @@ class Recording:
             workers={worker: within(lane) for worker, lane in self.workers.items()},
             shards=[within(lane) for lane in self.shards],
             marks=[mark for mark in self.marks if start_us <= mark.at_us <= end_us],
+            evaluations=[e for e in self.evaluations if start_us <= 1000 * e.at_ms <= end_us],
             window=(start_us, end_us),
         )
 
@@ -203,7 +210,8 @@ class Recording:
 
     def newest_rounds(self, rounds: int) -> Recording:
         """Return about the last `rounds` rounds of the slowest worker, up to when the first of the workers ended: in
-        ASP the fast workers may be done long before the slow one."""
+        ASP the fast workers may be done long before the slow one. The last evaluation comes after all rounds: the part
+        goes on until then, unless it would be more than twice as long."""
         lanes = [lane for lane in self.workers.values() if lane]
         if not lanes:
             return self
@@ -213,7 +221,9 @@ class Recording:
             end = _common_end(lanes) or self.end_us
         slowest = max(lanes, key=lambda lane: (lane[-1].end_us - lane[0].start_us) / len(lane))
         begun = [block.start_us for block in slowest if block.start_us < end][-rounds:]
-        return self.between(begun[0] if begun else self.start_us, end)
+        start = begun[0] if begun else self.start_us
+        last_us = 1000 * self.evaluations[-1].at_ms if self.evaluations else 0
+        return self.between(start, last_us if end < last_us <= end + (end - start) else end)
 
     def _version_of(self, block: Block) -> int:
         if block.lane not in self.workers:
@@ -239,11 +249,16 @@ def record(job: Job) -> Recording:
     if not all_of_it.iterations:
         raise JobError(f"job {job.name} has no spans yet: a worker tells of an iteration with the push after it")
     low, high = all_of_it.start_us, all_of_it.end_us
-    if high > _LATEST_US:
-        raise CorruptData(f"the traces have a time after the year 2250 ({high:.0f} us): no worker wrote it")
+    reports = [Evaluation(**e.facts, at_ms=e.at_ms) for e in events if e.kind == "evaluate"]
+    evaluations = sorted((e for e in reports if 1000 * e.at_ms >= low - _AROUND_US), key=lambda e: e.at_ms)
+    latest = max([high, *(1000 * e.at_ms for e in evaluations)])
+    if latest > _LATEST_US:
+        raise CorruptData(
+            f"job {job.name} has a time after the year 2250 ({latest:.0f} us): no process of it wrote that"
+        )
     marks = [Mark(e.facts["worker"], e.kind, 1000 * e.at_ms) for e in events if e.kind in _MARKS]
     near = [m for m in marks if low - _AROUND_US <= m.at_us <= high + _AROUND_US]
-    return replace(all_of_it, marks=near, absences=list(_absences(marks)))
+    return replace(all_of_it, marks=near, absences=list(_absences(marks)), evaluations=evaluations)
 
 
 def _absences(marks: Sequence[Mark]) -> Iterator[Absence]:

@@ -16,19 +16,23 @@ from kvps.store import Store
 
 @pytest.mark.slow
 def test_a_file_of_each_kind(store: Store, tmp_path: Path) -> None:
-    timed_job(store, staleness=1)
+    timed_job(store, staleness=1).report(6, {"loss": 0.5})
     files = {suffix: tmp_path / f"run{suffix}" for suffix in (".perfetto-trace", ".json", ".svg", ".png")}
     for path in files.values():
         done = kvps_run("timeline", "j", "-o", str(path), KVPS_REDIS_URL=store.url)
         assert (done.returncode, done.stdout) == (0, "")
         last = done.stderr.splitlines()[-1]  # before it may be progress, on a busy machine
         assert last.startswith(f"{path}: 3 workers and 1 shard, ")
+        if path.suffix in (".perfetto-trace", ".json"):
+            assert " versions, 1 evaluation, " in last
     perfetto = read_perfetto(files[".perfetto-trace"].read_bytes())
     chrome = read_chrome(files[".json"].read_bytes())
     assert {lane: len(slices) for lane, slices in perfetto.lanes.items()} == {
         lane: len(slices) for lane, slices in chrome.lanes.items()
     }
     assert len(perfetto.flows) == len(chrome.flows) > 0
+    assert perfetto.instants == chrome.instants
+    assert perfetto.instants["evaluated versions"] == ["version 6: loss 0.5"]
     assert json.loads(files[".json"].read_bytes())["otherData"]["mode"] == "SSP(1)"
     assert ElementTree.fromstring(files[".svg"].read_bytes()).tag.endswith("svg")
     assert files[".png"].read_bytes().startswith(b"\x89PNG")

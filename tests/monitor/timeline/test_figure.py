@@ -18,6 +18,7 @@ from kvps_monitor.timeline.recording import Recording, record
 from matplotlib.image import imread
 
 from kvps.errors import InvalidSetting
+from kvps.history.evaluations import Evaluation
 from kvps.store import Store
 
 pytestmark = pytest.mark.slow  # each draws a picture
@@ -80,6 +81,26 @@ def test_lanes_labels_arrows_and_a_legend(store: Store) -> None:
         assert len(drawn.arrows(kind)) == len([arrow for arrow in arrows if arrow.kind == kind])
     push = next(arrow for arrow in arrows if arrow.kind == "push")
     assert f"arrow-push-{push.worker.lane}-{push.worker.number}-0" in drawn.arrows("push")
+
+
+def test_evaluations_have_the_lowest_lane(store: Store) -> None:
+    """A text stands before its mark, and is as long as there is room since the mark before."""
+    found = record(timed_job(store, rounds=6, pause_ms=10, staleness=0))
+    tenth = (found.end_us - found.start_us) / 10_000
+    many = {"loss": 0.5, **{f"n{n}": 1.0 for n in range(31)}}
+
+    def evaluation(version: int, tenths: float, figures: dict[str, float]) -> Evaluation:
+        return Evaluation(version, figures, "me", round(found.start_us / 1000 + tenths * tenth))
+
+    each = [evaluation(2, 4, {"loss": 0.75, "top-5": 0.5}), evaluation(3, 7, many), evaluation(4, 7.5, many)]
+    drawn = Drawn(replace(found, evaluations=[*each, evaluation(5, 7.5, {"loss": 0.25})]))
+    assert {"evaluated", "versions", "v2: loss 0.75, top-5 0.5", "v3: loss 0.5"} <= set(drawn.texts)
+    assert drawn.texts.count("v4") == 2, "one is of the update"
+    assert not [text for text in drawn.texts if text.startswith("v5:")], "it has no room"
+    marks = drawn.starts("evaluations")
+    assert len(marks) == 4
+    assert marks == sorted(marks)
+    assert "job j: 3 workers, 6 versions, 18 rounds, 4 evaluations" in drawn.texts
 
 
 def test_a_worker_that_was_evicted_is_drawn_so(store: Store) -> None:

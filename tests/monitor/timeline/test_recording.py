@@ -121,6 +121,32 @@ def test_windows(store: Store) -> None:
         assert found.last(seconds).window == (found.start_us, found.end_us), "an axis is not longer than the run"
 
 
+def test_evaluations_belong_to_the_time_when_they_were_reported(store: Store) -> None:
+    job = timed_job(store, rounds=8, pause_ms=10, staleness=0)
+    assert record(job).evaluations == []
+    reports = [job.report(version, {"loss": 1 / version}, by="me") for version in (4, 8)]
+    found = record(job)
+    assert found.evaluations == reports
+
+    def at(at_us: float) -> Recording:
+        """The same with the last one at another time."""
+        early = reports[0]._replace(at_ms=round(found.workers["w0"][3].end_us / 1000))
+        return replace(found, evaluations=[early, reports[1]._replace(at_ms=round(at_us / 1000))])
+
+    end_us = found.end_us
+    assert [e.version for e in at(end_us + 1e6).making(3, 5).evaluations] == [4]
+    whole = at(end_us + 10_000).newest_rounds(8)
+    assert [e.version for e in whole.evaluations] == [4, 8]
+    assert whole.window
+    assert whole.window[1] == 1000 * whole.evaluations[-1].at_ms
+    late = at(end_us + 9e6).newest_rounds(8)
+    assert [e.version for e in late.evaluations] == [4]
+    assert late.window == replace(found, evaluations=[]).newest_rounds(8).window, (
+        "rounds fill at least half of a figure"
+    )
+    assert at(found.start_us - 500_000).origin_us < found.start_us
+
+
 @pytest.mark.slow
 def test_the_newest_rounds_of_asp_are_those_when_all_worked(store: Store) -> None:
     """The fast workers are done long before w0 is: a figure of the end of the run would show w0 alone."""
@@ -164,6 +190,14 @@ def test_a_corrupt_entry_is_one_line(store: Store, fields: dict[str, Any], words
     entry = {"round": 3, "version": 2, "at": 1_700_000_000_000_000, "compute_ms": 1} | fields
     job.access.client.call("XADD", job.access.keys.trace("w0"), "*", *(x for pair in entry.items() for x in pair))
     with pytest.raises(CorruptData, match=words):
+        record(job)
+
+
+def test_an_evaluation_of_a_time_that_cannot_be_is_one_line(store: Store) -> None:
+    job = timed_job(store, workers=1, rounds=2)
+    entry = {"kind": "evaluate", "version": 2, "figures": '{"loss": 1}', "by": "me", "at_ms": 9_000_000_000_000}
+    job.access.client.call("XADD", job.access.keys.commits, "*", *(x for pair in entry.items() for x in pair))
+    with pytest.raises(CorruptData, match="after the year 2250"):
         record(job)
 
 

@@ -87,10 +87,15 @@ def test_counters_marks_and_units_are_there(store: Store, format_: str) -> None:
             assert session.next_unit() is not None
             session.push(gradient(session.pull(), 0, 0), loss=loss)
         await_version(job, 3)
+        job.report(2, {"loss": 0.5, "top-5": float("nan")}, by="me")
+        job.report(3, {"loss": 0.25}, by="me")
     read = FORMATS[format_](job)
     assert read.counters["loss of w0"] == [1.0, 0.25], "JSON has no NaN"
     assert read.counters["staleness of w0"] == [0, 0, 0], "in BSP nothing is stale"
-    assert read.instants["w0"] == ["join", "leave"]
+    assert read.instants == {
+        "w0": ["join", "leave"],
+        "evaluated versions": ["version 2: loss 0.5, top-5 nan", "version 3: loss 0.25"],
+    }
     assert {s.facts["unit"] for s in read.lanes["w0"]} == {0, 1, 2}
 
 
