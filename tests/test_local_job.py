@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import kvps_aggregator
 import numpy as np
 import pytest
 from helpers.harness import check_chain, gradient, model, plain_loop, staleness_used
-from helpers.paths import TESTS
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -144,7 +142,6 @@ job.train(endless, rounds={rounds})
 def test_ctrl_c_ends_it_and_so_does_the_end_of_the_process(
     home: Path, monkeypatch: pytest.MonkeyPatch, rounds: int, last: list[str]
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     command = [sys.executable, "-c", PROGRAM.replace("{rounds}", str(rounds))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         try:

@@ -17,7 +17,7 @@ import kvps
 import kvps.torch
 from kvps.store import Store
 
-FEW, MANY = 10, 100
+FEW, MANY = 10, 30
 FACTOR = 3
 """How much further kvps may be from PyTorch than two loops of PyTorch are from each other, which differ in nothing but
 the order of sums or the number of roundings. That is one sample of a distance that varies: over 10, 30, 100 and 200
@@ -58,25 +58,15 @@ def trained(store: Store, folder: Path, steps: int, dtype: torch.dtype, shards: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("steps", "dtype", "shards"),
-    [
-        (FEW, torch.bfloat16, 1),
-        (MANY, torch.bfloat16, 2),
-    ],
-)
-@pytest.mark.timeout(1800)  # for the hundred steps in bfloat16
-def test_a_gpt_ends_as_in_a_plain_loop(
-    store: Store, tmp_path: Path, steps: int, dtype: torch.dtype, shards: int
-) -> None:
-    """In bfloat16 the loop holds float32 masters: there a rounding of a master may become one of the model's."""
-    ended = trained(store, tmp_path, steps, dtype, shards)
-    assert distance(ended, reference(steps, dtype)) <= tolerance(steps, dtype)
+def test_a_gpt_in_bfloat16_ends_as_in_a_plain_loop(store: Store, tmp_path: Path) -> None:
+    """The loop holds float32 masters: a rounding of a master may become one of the model's."""
+    ended = trained(store, tmp_path, MANY, torch.bfloat16, 2)
+    assert distance(ended, reference(MANY, torch.bfloat16)) <= tolerance(MANY, torch.bfloat16)
 
 
 @pytest.mark.slow
 def test_a_gpt_ends_as_with_distributed_data_parallel(store: Store, tmp_path: Path) -> None:
-    """After 100 steps 1.8e-6 of the way that the weights have come, where PyTorch's two AdamW differ by 1.6e-6."""
+    """After 30 steps 4.9e-7 of the way that the weights have come, where two loops of PyTorch differ by 6.4e-7."""
     of_ddp, far = by_ddp(tmp_path, MANY), tolerance(MANY, torch.float32)
     assert distance(reference(MANY, torch.float32), of_ddp) <= far < 1e-4
     assert distance(trained(store, tmp_path, MANY, torch.float32, 2), of_ddp) <= far

@@ -17,7 +17,7 @@ import torch
 from helpers.arrays import assert_same_bits
 from helpers.commands import kvps_run, refused
 from helpers.pages import python_in
-from helpers.paths import ROOT, TESTS
+from helpers.paths import ROOT
 from helpers.waiting import eventually
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -73,7 +73,6 @@ def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's directory, with scripts in it."""
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "eval.py").write_text(EVALUATES)
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     return tmp_path
 
 

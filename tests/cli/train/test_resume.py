@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from helpers.commands import kvps_run, private_store, refused
 from helpers.harness import gradient, model
-from helpers.paths import TESTS
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -64,7 +63,6 @@ def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's directory, with two scripts that take their time until there is a file `hurry`."""
     (tmp_path / "static.py").write_text(STATIC)
     (tmp_path / "units.py").write_text(OF_UNITS)
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     return tmp_path
 
 

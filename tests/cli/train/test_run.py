@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from helpers.commands import kvps_run, refused
 from helpers.harness import check_chain, model, plain_loop
-from helpers.paths import TESTS
 from helpers.waiting import eventually
 from kvps_cli.prove.fault_injection import judge
 
@@ -54,7 +53,6 @@ with kvps.from_env() as worker:
 def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's directory, with a script in it."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     return tmp_path
 
 

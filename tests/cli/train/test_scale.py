@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from helpers.commands import LONG, TINY, Started, kvps_run, refused
 from helpers.harness import gradient, model
-from helpers.paths import TESTS
 from helpers.waiting import eventually
 
 import kvps
@@ -48,7 +47,6 @@ def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's directory, with a script in it that takes its time until there is a file `hurry`."""
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "static.py").write_text(SCRIPT.replace(f", **{SETTINGS}", ""))
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     return tmp_path
 
 

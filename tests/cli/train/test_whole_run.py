@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from helpers.commands import kvps_run
-from helpers.paths import TESTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
@@ -44,7 +43,6 @@ with kvps.from_env() as worker:
 def test_a_run_is_steered_evaluated_and_stopped_under_kills(
     lasting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=":")
     (tmp_path / "train.py").write_text(SCRIPT)
     run = kvps_run(
         "run", "-w", "3", "--eval-every", "5", "--log-keep", "0", "--record", "kept", "--", sys.executable, "train.py"
