@@ -1,10 +1,12 @@
 """The examples with other libraries, trained by two copies under `kvps run`, held against two processes of
-DistributedDataParallel over gloo on the same batches; see helpers/libraries.py."""
+DistributedDataParallel over gloo on the same batches; see helpers/libraries.py. And libraries that are stopped and
+resumed, held against themselves without a stop; see helpers/resuming_libraries.py."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -13,15 +15,18 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from helpers import libraries
+from helpers import libraries, resuming_libraries
 from helpers.arrays import assert_close, assert_same_bits
-from helpers.commands import KVPS, Started, run
+from helpers.commands import KVPS, Started, private_store, run
 from helpers.pages import python_in
 from helpers.paths import ROOT
 from helpers.servers import free_port
 from helpers.torch_process import importing
+from helpers.waiting import eventually
 
 import kvps
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.checkpoint_directory import newest
 
 pytestmark = pytest.mark.slow  # each test imports a large library
 PROGRAM = [sys.executable, libraries.__file__]
@@ -134,6 +139,48 @@ def test_jax_ends_as_the_mean_of_two_processes_of_optax(
     assert [*mine.weights] == ["layers/0/b", "layers/0/w", "layers/1/b", "layers/1/w", "scale"]
     assert mine.losses.shape == (2, losses)
     assert_same(mine, by_ddp(tmp_path, "jax_optax", *how), loss, far)
+
+
+@pytest.mark.parametrize("library", ["trainer", "lightning"])
+def test_a_library_that_is_stopped_resumes_from_its_own_checkpoint_and_does_no_step_twice(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    """After SIGTERM the job is ahead of the library's checkpoint, with which its loop begins."""
+    script = [sys.executable, resuming_libraries.__file__, library]
+    line = [*KVPS, "run", "-w", "2", "--job", library, "--checkpoints", "kept", "--resume", "--", *script]
+
+    def start() -> Started:
+        return Started(line, os.environ, LibraryPopen)
+
+    def last() -> Checkpoint:
+        found = newest(Path("kept"), library)
+        assert found
+        return found.checkpoint
+
+    run = start()
+    assert eventually(lambda: Path("waits-0").exists() and Path("waits-1").exists())
+    run.process.send_signal(signal.SIGTERM)
+    with private_store() as store:
+        job = store.job(library)
+        assert eventually(lambda: job.state().run.state == "suspended")
+    Path("go").touch()
+    run.output(os.EX_TEMPFAIL)
+    version = last().version
+    ahead = version - resuming_libraries.SAVED
+    assert 0 < ahead < resuming_libraries.STEPS - resuming_libraries.SAVED
+
+    printed = start().output()
+    assert f"goes on at version {version}, from {tmp_path}/kept/" in printed
+    assert printed.count(f"the next {ahead} steps are passed over, for it has them") == 2, printed
+    end = last()
+
+    (tmp_path / "undisturbed").mkdir()
+    monkeypatch.chdir("undisturbed")
+    Path("go").touch()
+    start().output()
+    expected = last()
+    assert end.version == expected.version == resuming_libraries.STEPS
+    assert_same_bits(*(checkpoint.layout.views(checkpoint.weights) for checkpoint in (end, expected)))
 
 
 FORMS = """
