@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -186,8 +187,11 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return what a script needs to go on: the parameter groups, and under "kvps" the job, the worker's clock, how
         many steps it has taken, and its `state`. Momentum and moments are in the job: `kvps checkpoint save` saves
-        them."""
-        own = {"job": self.job.name, "id": self.job.id, "clock": self.worker.session.clock, "steps": self.steps}
+        them. While steps are passed over, the clock is that of the loop."""
+        clock = self.worker.session.clock
+        if self._passed_over:
+            clock -= math.ceil(self._passed_over / self.job.config.batches_per_round)
+        own = {"job": self.job.name, "id": self.job.id, "clock": clock, "steps": self.steps}
         own["state"] = dict(self.worker.state)
         return super().state_dict() | {_STATE: own}
 
