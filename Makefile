@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Installs kvps with the extras of $(1). With LOCKED=1 the tools are those of requirements/ci.txt, each file checked
 # against its hash, and nothing is fetched to build kvps itself. The lock is for Python 3.11 on Linux x86-64.
 install = $(if $(LOCKED),\
-  $(BIN)/pip install --quiet --no-deps --require-hashes -r requirements/ci.txt && \
+  $(BIN)/pip install --quiet --no-compile --no-deps --require-hashes -r requirements/ci.txt && \
   $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .,\
   $(BIN)/pip install --quiet -e '.[$(1)]')
 
