@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -304,5 +305,8 @@ def _in_one_line(kind: type[BaseException], error: BaseException, trace: Traceba
         return
     ours = Path(__file__).parent
     frames = [f for f in traceback.extract_tb(trace) if ours not in Path(f.filename).parents]
+    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+    # PyTorch and libraries with a loop of their own call step: the line that the user can mend is above theirs.
+    frames = [f for f in frames if not any(i in Path(f.filename).parents for i in installed)] or frames
     where = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}; " if frames else ""
     print(f"kvps: error: {' '.join(str(error).split())} ({where}KVPS_TRACEBACK=1 shows all of it)", file=sys.stderr)

@@ -357,6 +357,25 @@ def test_what_script_and_command_both_say_must_be_the_same(here: Path) -> None:
     assert "Traceback" not in done.stdout + done.stderr
 
 
+LIBRARY = """
+from contextlib import ExitStack
+
+import kvps
+
+with kvps.from_env() as worker, ExitStack() as library:
+    library.callback(worker.create_job, {})
+"""
+
+
+def test_an_error_names_the_line_of_the_script_and_not_of_the_library_that_called_kvps(here: Path) -> None:
+    (here / "library.py").write_text(LIBRARY)
+    done = kvps_run("run", "-w", "1", "--", sys.executable, "library.py")
+    assert done.returncode == 1
+    assert re.search(r"^w0: kvps: error: .* \(library.py, line 6; KVPS_TRACEBACK=1 shows", done.stderr, re.M), (
+        done.stderr
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
