@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 import typer
+from kvps_cli.options import SharedOptions
 from rich.console import Console
 from rich.table import Table
 
@@ -17,48 +19,70 @@ from kvps_bench.crew import Place, place
 
 TURNS, QUICK_TURNS = 7, 2
 FEW_TURNS = 3  # of a bench that takes minutes
+WITH_SHM = ("tcp", "unix", "shm")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-Turns = Annotated[
-    int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {TURNS})")
-]
-Quick = Annotated[bool, typer.Option("--quick", help="Few and small turns: a check that the bench works.")]
-Transports = Annotated[
-    str | None,
-    typer.Option(
-        "--transport",
-        metavar="NAME,...",
-        help="tcp or unix; round, scale and readers know shm too.  (default: all of them)",
-    ),
-]
+Size = Annotated[float, typer.Option(metavar="MB", help="Size of the model.")]
+Sizes = Annotated[str, typer.Option(metavar="MB,...", help="Sizes of the model.")]
 Workers = Annotated[str, typer.Option("--workers", "-w", metavar="N,...", help="Numbers of workers.")]
-Redis = Annotated[
-    str | None,
-    typer.Option(
-        "--redis", envvar="KVPS_REDIS_URL", metavar="URL", help="Measure on this server.  (default: start one)"
-    ),
-]
+Measure = Callable[[Place, list[str], int], result.Result]
+"""What measures: it gets a place, names of transports, and the number of turns."""
 
 
-def measured(
-    run: Callable[[Place, list[str], int], result.Result],
-    redis: str | None,
-    transports: str | None,
-    turns: int | None,
-    quick: bool,
-    as_json: bool,
-    kinds: tuple[str, ...] = ("tcp", "unix"),
-) -> None:
-    """Measure over the transports asked for, on the server at `redis` or on a new one, and print the result."""
-    number = positive("--turns", (QUICK_TURNS if quick else TURNS) if turns is None else turns)
-    asked = names("--transport", transports, kinds) if transports else None
-    with place(redis) as where:
+@dataclass
+class OnOwnServer(SharedOptions):
+    """How a command measures that starts a server of its own, and how it prints the result."""
+
+    turns: Annotated[
+        int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {TURNS})")
+    ] = None
+    quick: Annotated[bool, typer.Option("--quick", help="Few and small turns: a check that the bench works.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False
+    transports: str | None = field(init=False, default="unix")
+    redis: str | None = field(init=False, default=None)
+    usual_turns: ClassVar[tuple[int, int]] = TURNS, QUICK_TURNS
+
+
+@dataclass
+class InFewTurns(OnOwnServer):
+    """The same of a bench that takes minutes."""
+
+    turns: Annotated[
+        int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {FEW_TURNS})")
+    ] = None
+    usual_turns = FEW_TURNS, 1
+
+
+@dataclass
+class OnAnyServer(OnOwnServer):
+    """The same over each transport, on a server that runs already or on one of its own."""
+
+    transports: Annotated[
+        str | None,
+        typer.Option(
+            "--transport",
+            metavar="NAME,...",
+            help="tcp or unix; round, scale and readers know shm too.  (default: all of them)",
+        ),
+    ] = None
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            "--redis", envvar="KVPS_REDIS_URL", metavar="URL", help="Measure on this server.  (default: start one)"
+        ),
+    ] = None
+
+
+def measured(measure: Measure, how: OnOwnServer, kinds: tuple[str, ...] = ("tcp", "unix")) -> None:
+    """Measure over the transports asked for, on the server asked for or on a new one, and print the result."""
+    number = positive("--turns", how.usual_turns[how.quick] if how.turns is None else how.turns)
+    asked = names("--transport", how.transports, kinds) if how.transports else None
+    with place(how.redis) as where:
         there = [name for name in where.urls if name in kinds]
         for name in asked or ():
             if name not in there:
                 raise InvalidSetting(f"--transport {name}: the server of --redis is reached over {', '.join(there)}")
-        figures = run(where, asked or there, number).to_dict()
-    if as_json:
+        figures = measure(where, asked or there, number).to_dict()
+    if how.as_json:
         print(json.dumps(figures))
     else:
         _show(figures)
