@@ -23,14 +23,8 @@ CASES = [(s, slow, "fp32") for slow in ("", "w0=5x") for s in (0, 2, -1)] + [
 ]
 WORKERS = 3
 _HEADER = [
-    "mode",
-    "straggler",
-    "gradient format",
-    "test accuracy",
-    "contributions/s",
-    "versions/s",
-    "training, s",
-    "waiting",
+    *("mode", "straggler", "gradient format", "test accuracy"),
+    *("contributions/s", "versions/s", "training, s", "waiting"),
 ]
 
 
@@ -61,12 +55,8 @@ def measure(repeats: int) -> dict[str, Any]:
 def _run(store: kvps.Store, report: Path, staleness: int, slow: str, gradient_format: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "kvps", "up", "digits", "--job", "figures", "-s", str(staleness)]
     command += ["-w", str(WORKERS), "--report", str(report), *(["--slow", slow] if slow else [])]
-    command += [
-        "--gradient-format",
-        gradient_format,
-        "--weight-format",
-        "bf16" if gradient_format == "bf16" else "fp32",
-    ]
+    command += ["--gradient-format", gradient_format]
+    command += ["--weight-format", "bf16" if gradient_format == "bf16" else "fp32"]
     subprocess.run(command, check=True, capture_output=True)
     traces = store.job("figures").traces(last=1000)
     store.remove_job("figures")

@@ -35,19 +35,8 @@ class MortalServer:
         self.url = f"unix://{folder}/s"
         self.folder = folder
         self._command = [server_program(), "--port", "0", "--unixsocket", f"{folder}/s", "--dir", str(folder)]
-        self._command += [
-            "--save",
-            "",
-            "--logfile",
-            f"{folder}/log",
-            "--appendonly",
-            "yes",
-            "--appendfsync",
-            fsync,
-            "--auto-aof-rewrite-percentage",
-            "0",
-            *arguments,
-        ]
+        self._command += ["--save", "", "--logfile", f"{folder}/log", "--appendonly", "yes", "--appendfsync", fsync]
+        self._command += ["--auto-aof-rewrite-percentage", "0", *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> None:

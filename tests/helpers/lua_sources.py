@@ -10,24 +10,8 @@ from kvps.protocol.lua_scripts import FUNCTION, read_sources
 from kvps.protocol.script_header import Header, split_header
 
 _KEYWORDS = (
-    *(
-        "and",
-        "break",
-        "do",
-        "else",
-        "elseif",
-        "end",
-        "false",
-        "for",
-        "function",
-        "if",
-        "in",
-        "local",
-        "nil",
-        "not",
-        "or",
-    ),
-    *("repeat", "return", "then", "true", "until", "while"),
+    *("and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in"),
+    *("local", "nil", "not", "or", "repeat", "return", "then", "true", "until", "while"),
 )
 _LIBRARY = ("cjson", "ipairs", "math", "pairs", "redis", "string", "table", "tonumber", "type", "unpack")
 _OPTIONS = {"BEFORE", "COUNT", "LIMIT", "MAXLEN", "MINID", "PX", "WITHSCORES"}

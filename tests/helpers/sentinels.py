@@ -122,16 +122,8 @@ def watched_servers(
             whole += ["--requirepass", secret] if secret else []
             login: dict[str, Any] = {"password": secret} if secret else {}
             if certificate:
-                whole += [
-                    "--port",
-                    "0",
-                    "--tls-port",
-                    str(port),
-                    "--tls-replication",
-                    "yes",
-                    "--tls-auth-clients",
-                    "no",
-                ]
+                whole += ["--port", "0", "--tls-port", str(port)]
+                whole += ["--tls-replication", "yes", "--tls-auth-clients", "no"]
                 for name, file in zip(("cert", "key", "ca-cert"), certificate, strict=True):
                     whole += [f"--tls-{name}-file", str(file)]
                 login |= {"ssl": True, "ssl_cert_reqs": "none"}

@@ -35,12 +35,8 @@ RECIPE = kvps.AdamW(
 
 
 def create(store: Store, model: nn.Module, buffers: str, name: str = "job", **settings: Any) -> kvps.Job:
-    settings = {
-        "workers": 2,
-        "transport": "redis",
-        "worker_timeout_ms": 60_000,
-        "optimizer": kvps.SGD(lr=0.05, momentum=0.9),
-    } | settings
+    settings = {"workers": 2, "optimizer": kvps.SGD(lr=0.05, momentum=0.9)} | settings
+    settings = {"transport": "redis", "worker_timeout_ms": 60_000} | settings
     return store.create_job(name, kvps.torch.parameters(model, buffers=buffers), **settings)
 
 

@@ -59,17 +59,8 @@ def _by_rank(state: State) -> list[Member]:
 
 def _row(w: WorkerView) -> list[str]:
     waiting = f"{w.shares['wait']:.0%}" if w.shares else "-"
-    counts = f"{w.clock:,}", f"{w.committed:,}"
-    return [
-        w.worker,
-        f"{w.rank:,}",
-        palette.doing(w),
-        *counts,
-        loss_text(w.loss),
-        waiting,
-        w.device,
-        f"{w.host}:{w.pid}",
-    ]
+    counts = f"{w.clock:,}", f"{w.committed:,}", loss_text(w.loss)
+    return [w.worker, f"{w.rank:,}", palette.doing(w), *counts, waiting, w.device, f"{w.host}:{w.pid}"]
 
 
 def _without_holder(job: Job, state: State) -> str:

@@ -25,19 +25,8 @@ WORKER_FIELDS = (
 )
 _OF_JOB = (
     *("job", "task", "mode", "staleness", "transport", "optimizer", "state", "waits_for", "version", "head", "backlog"),
-    *(
-        "why",
-        "commits_per_s",
-        "contributions",
-        "loss",
-        "units",
-        "units_done",
-        "rounds",
-        "backups",
-        "progress",
-        "elapsed_s",
-        "eta_s",
-    ),
+    *("why", "commits_per_s", "contributions", "loss", "units", "units_done", "rounds", "backups"),
+    *("progress", "elapsed_s", "eta_s"),
     *("memory", "memory_limit", "model_bytes", "expected_workers", "evaluation_text"),
 )
 _OF_SHARD = ("shard", "holder", "term", "commits_per_s", "received_per_s", "stored_per_s")

@@ -204,16 +204,8 @@ def test_an_exporter_that_starts_late_counts_what_the_log_has(store: Store) -> N
             check_staleness(scrape, job)
             check_traces(scrape, job)
             assert scrape.series("kvps_joins_total", job="j") == {"w0": 1, "w1": 1}
-            assert scrape.series("kvps_job_state", job="j") == {
-                "finished": 1,
-                "stopped": 0,
-                "suspended": 0,
-                "paused": 0,
-                "waits for workers": 0,
-                "waits for an aggregator": 0,
-                "stalled": 0,
-                "runs": 0,
-            }
+            rest = ("stopped", "suspended", "paused", "stalled", "runs", "waits for workers", "waits for an aggregator")
+            assert scrape.series("kvps_job_state", job="j") == {"finished": 1} | dict.fromkeys(rest, 0)
 
 
 def test_a_takeover_is_a_take_of_the_lease(store: Store) -> None:

@@ -13,64 +13,23 @@ from kvps.history.evaluations import Evaluation
 
 
 def worker(name: str, rank: int = 0, **facts: Any) -> WorkerView:
-    known: dict[str, Any] = {
-        "state": "computing",
-        "state_s": None,
-        "waits_for": [],
-        "pushed": 5,
-        "committed": 5,
-        "clock": 5,
-        "ahead": 0,
-        "behind": 0,
-        "staleness": 0,
-        "silent_s": 0.1,
-        "round_ms": 100.0,
-        "rounds_per_s": 10.0,
-        "shares": {"other": 0.1, "wait": 0.4, "fetch": 0.05, "compute": 0.4, "push": 0.05},
-        "pulled_per_s": 1e6,
-        "pushed_per_s": 2e6,
-        "loss": 0.5,
-        "losses": [(n, 1 / n) for n in range(1, 9)],
-        "host": "here",
-        "pid": 1,
-        "device": "cpu",
-    }
+    known: dict[str, Any] = {"state": "computing", "state_s": None, "waits_for": []}
+    known |= {"pushed": 5, "committed": 5, "clock": 5, "ahead": 0, "behind": 0, "staleness": 0}
+    known |= {"silent_s": 0.1, "round_ms": 100.0, "rounds_per_s": 10.0}
+    known |= {"shares": {"other": 0.1, "wait": 0.4, "fetch": 0.05, "compute": 0.4, "push": 0.05}}
+    known |= {"pulled_per_s": 1e6, "pushed_per_s": 2e6, "loss": 0.5, "losses": [(n, 1 / n) for n in range(1, 9)]}
+    known |= {"host": "here", "pid": 1, "device": "cpu"}
     return WorkerView(worker=name, rank=rank, **(known | facts))
 
 
 def job(workers: list[WorkerView], **facts: Any) -> JobView:
-    known: dict[str, Any] = {
-        "at_ms": 0,
-        "task": "digits",
-        "mode": "SSP(2)",
-        "staleness": 2,
-        "transport": "redis",
-        "optimizer": "adam(lr=0.1)",
-        "state": "runs",
-        "waits_for": [],
-        "why": "",
-        "version": 1234,
-        "head": "",
-        "backlog": 7,
-        "commits_per_s": 12.3,
-        "contributions": 5,
-        "loss": 0.25,
-        "gradient_norms": [],
-        "units": 0,
-        "units_done": 0,
-        "rounds": 0,
-        "backups": 0,
-        "progress": None,
-        "elapsed_s": 12.0,
-        "eta_s": None,
-        "memory": 12_300_000,
-        "memory_limit": 0,
-        "model_bytes": 400_000,
-        "expected_workers": 3,
-        "shards": [],
-        "standbys": [],
-        "events": [],
-    }
+    known: dict[str, Any] = {"at_ms": 0, "task": "digits", "mode": "SSP(2)", "staleness": 2, "transport": "redis"}
+    known |= {"optimizer": "adam(lr=0.1)", "state": "runs", "waits_for": [], "why": ""}
+    known |= {"version": 1234, "head": "", "backlog": 7, "commits_per_s": 12.3, "contributions": 5, "loss": 0.25}
+    known |= {"gradient_norms": [], "units": 0, "units_done": 0, "rounds": 0, "backups": 0}
+    known |= {"progress": None, "elapsed_s": 12.0, "eta_s": None}
+    known |= {"memory": 12_300_000, "memory_limit": 0, "model_bytes": 400_000, "expected_workers": 3}
+    known |= {"shards": [], "standbys": [], "events": []}
     return JobView(job="digits", workers=workers, **(known | facts))
 
 

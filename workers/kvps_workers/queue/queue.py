@@ -203,15 +203,9 @@ class TaskQueue:
         Return the status it got, or "" if the execution had ended before. `version` is that of the task's job if a loss
         counts: a task that is lost again and again at the same version fails. A refused task's payload is deleted.
         """
-        reply = self._run(
-            "release",
-            task=id,
-            execution=execution,
-            status=status,
-            version=version,
-            most_losses=_TOO_MANY_LOSSES,
-            reason=why.encode("ascii", "backslashreplace").decode(),
-        )
+        reason = why.encode("ascii", "backslashreplace").decode()
+        values = {"status": status, "version": version, "most_losses": _TOO_MANY_LOSSES, "reason": reason}
+        reply = self._run("release", task=id, execution=execution, **values)
         if reply[0] == "GONE":
             return ""
         _, became = reply
