@@ -8,6 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from kvps.job import Job
+from kvps.protocol.keys import JobKeys
+from kvps.store import Store
+
 
 def eventually(holds: Callable[[], bool], seconds: float = 90) -> bool:
     """Return whether `holds()` comes true: for effects of other processes, which give no sign to wait for."""
@@ -15,6 +19,14 @@ def eventually(holds: Callable[[], bool], seconds: float = 90) -> bool:
     while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.01)
     return held
+
+
+def awaited_job(store: Store, name: str, version: int = 0) -> Job:
+    """Return the job of that name, as soon as another process has made it and it has come to a version."""
+    assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
+    job = store.job(name)
+    assert eventually(lambda: job.state().version >= version)
+    return job
 
 
 def processes_of(home: Path) -> list[str]:

@@ -13,22 +13,12 @@ import pytest
 from helpers.commands import LONG_UP, TINY, kvps_run
 from helpers.harness import model
 from helpers.servers import free_port
-from helpers.waiting import eventually
+from helpers.waiting import awaited_job, eventually
 
 import kvps
-from kvps.job import Job
 from kvps.machine import launcher, process
-from kvps.protocol.keys import JobKeys
 
 pytestmark = pytest.mark.slow  # each starts whole commands
-
-
-def _at_work(store: kvps.Store, name: str = "digits") -> Job:
-    """The job of that name, as soon as it commits."""
-    assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
-    job = store.job(name)
-    assert eventually(lambda: job.state().version > 5)
-    return job
 
 
 def test_a_worker_that_waits_for_a_job_leaves_the_workers_of_up_alone(lasting: kvps.Store, start: Any) -> None:
@@ -43,7 +33,7 @@ def test_a_worker_that_waits_for_a_job_leaves_the_workers_of_up_alone(lasting: k
 
 def test_who_names_the_job_is_told_whose_its_workers_are(lasting: kvps.Store, start: Any) -> None:
     up = start("up", "digits", "--data", "static", *LONG_UP)
-    job = _at_work(lasting)
+    job = awaited_job(lasting, "digits", 6)
     before = {name: member.incarnation for name, member in job.state().members.items()}
     words = (
         f"the workers of job 'digits' are those of kvps up (process {up.process.pid} on {os.uname().nodename}): "
@@ -62,7 +52,7 @@ def test_who_names_the_job_is_told_whose_its_workers_are(lasting: kvps.Store, st
 
 def test_where_units_are_handed_out_others_may_join_under_other_ids(lasting: kvps.Store, start: Any) -> None:
     start("up", "digits", "--data", "units", "-w", "2", *LONG_UP)
-    job = _at_work(lasting)
+    job = awaited_job(lasting, "digits", 6)
     more = [start("worker", "--job", "digits"), start("worker", "--job", "digits", "--id", "extra")]
     for one in more:
         one.until("joined as")
@@ -115,7 +105,7 @@ def test_a_copy_of_a_script_may_join_without_an_id_and_nobody_else(
         "            session.push(dict(session.pull()))\n"
     )
     start("run", "-w", "2", "--", sys.executable, "train.py")
-    job = _at_work(lasting, "train")
+    job = awaited_job(lasting, "train", 6)
     assert set(job.clock()) == {"w0", "w1"}
     with pytest.raises(kvps.UsageError, match="those of kvps run"):
         job.join()

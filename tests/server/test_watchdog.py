@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import LONG_UP, TINY, kvps_run, refused
+from helpers.commands import LONG_UP, TINY, kvps_run, private_store, refused
 from helpers.harness import aggregating, await_version, model
 from helpers.servers import free_port
-from helpers.waiting import eventually, processes_of
+from helpers.waiting import awaited_job, eventually, processes_of
 
 import kvps
-from kvps.protocol.keys import JobKeys
 from kvps.server import private_server
 
 pytestmark = pytest.mark.slow  # each starts whole commands
@@ -29,22 +28,12 @@ def _no_server_is_left(home: Path) -> bool:
     return eventually(lambda: private_server.running() is None and processes_of(home) == [])
 
 
-def _at_work(name: str) -> Any:
-    """The job of that name, as soon as it commits."""
-    url = private_server.running()
-    assert url
-    store = kvps.connect(url)
-    assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
-    job = store.job(name)
-    assert eventually(lambda: job.state().version > 5)
-    return store, job
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_others_go_on_when_the_up_that_started_it_is_ended(home: Path, start: Any, number: int) -> None:
     first = start("up", "digits", *LONG_UP)
     assert "(ends when nobody uses it)" in first.until("private server")
-    _at_work("digits")[0].close()
+    with private_store() as store:
+        awaited_job(store, "digits", 6)
     with kvps.connect() as store:
         assert store.ends_unused
         job = store.create_job("other", model())
@@ -108,7 +97,8 @@ def test_copies_that_outlive_a_killed_run_do_not_keep_it(home: Path, start: Any,
     )
     run = start("run", "-w", "1", "--job", "train", "--", "sh", "-c", f"{sys.executable} train.py; true")
     run.until("look inside")
-    _at_work("train")[0].close()
+    with private_store() as store:
+        awaited_job(store, "train", 6)
     assert run.end(signal.SIGKILL) == -signal.SIGKILL
     assert _no_server_is_left(home)
 
@@ -130,13 +120,12 @@ def _ended_by_a_signal(store: kvps.Store) -> None:
 def test_who_loses_the_server_is_told_so_at_once(home: Path, start: Any, end: Any) -> None:
     with kvps.connect() as starter:
         up = start("up", "digits", "--job", "other", *LONG_UP)
-        store, _ = _at_work("other")
-        end(store)
+        awaited_job(starter, "other", 6)
+        end(starter)
         assert up.until("kvps: error").splitlines()[-1].endswith(f"kvps: error: {LOST}")
         assert up.wait() == 1
         with pytest.raises(kvps.ServerLost, match="the private server has ended"):
             starter.jobs()
-        store.close()
     assert _no_server_is_left(home)
 
 

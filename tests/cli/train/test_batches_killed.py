@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import check_chain
-from helpers.waiting import eventually
+from helpers.waiting import awaited_job, eventually
 
 import kvps
 from kvps.config import division_of
 from kvps.partitions import UnitBatches
-from kvps.protocol.keys import JobKeys
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("forked")]  # whole commands, anew
 
@@ -75,8 +74,7 @@ def test_each_sample_of_each_epoch_counts_once_though_a_copy_is_killed_ten_times
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "killing").touch()
     running = start("run", "-w", "3", "--", sys.executable, "train.py")
-    assert eventually(lambda: lasting.client.call("EXISTS", JobKeys("train").config))
-    job, clock = lasting.job("train"), 0
+    job, clock = awaited_job(lasting, "train"), 0
 
     def pushed() -> bool:
         """Whether the copy has pushed something since it was last killed."""

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from helpers.harness import check_chain
 from helpers.pages import python_in
-from helpers.waiting import eventually
+from helpers.waiting import awaited_job, eventually
 
 import kvps
-from kvps.protocol.keys import JobKeys
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
@@ -66,8 +65,7 @@ def test_each_batch_of_each_copy_is_done_once(
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT + loop_of(page))
     running = start("run", "-w", "2", "-s", str(staleness), "--", sys.executable, "train.py")
-    assert eventually(lambda: lasting.client.call("EXISTS", JobKeys("train").config))
-    job = lasting.job("train")
+    job = awaited_job(lasting, "train")
     for version in (10, 30):  # the second time it stays away
         assert eventually(
             lambda version=version: job.state().version > version and not job.state().members["w1"].evicted

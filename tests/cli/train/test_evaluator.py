@@ -18,12 +18,11 @@ from helpers.arrays import assert_same_bits
 from helpers.commands import kvps_run, refused
 from helpers.pages import python_in
 from helpers.paths import ROOT
-from helpers.waiting import eventually
+from helpers.waiting import awaited_job, eventually
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import kvps
-from kvps.protocol.keys import JobKeys
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
@@ -92,9 +91,8 @@ def test_nobody_waits_for_the_evaluator_and_its_figures_are_everywhere(
     running = start("run", "-w", "2", *kept, *COMMAND)
     assert eventually(lambda: bool(marks(here)))
     (killed,) = marks(here)
-    assert lasting.client.call("EXISTS", JobKeys("train").config)
-    job = lasting.job("train")
-    assert eventually(lambda: job.state().version == 100), "all of them, while one evaluation goes on"
+    job = awaited_job(lasting, "train", 100)
+    assert job.state().version == 100, "all of them, while one evaluation goes on"
     assert job.evaluation() is None
     os.kill(killed, signal.SIGKILL)
     running.until(f"evaluator (process {killed}) was killed (SIGKILL): started again as process ")
@@ -221,8 +219,7 @@ def test_a_run_that_is_stopped_and_resumed_is_evaluated_to_its_end(lasting: kvps
     (here / "go").touch()
     command = ["run", "-w", "1", "--eval-every", "10", "--checkpoints", "kept", "--resume", *COMMAND]
     running = start(*command)
-    assert eventually(lambda: lasting.client.call("EXISTS", JobKeys("train").evaluation))
-    job = lasting.job("train")
+    job = awaited_job(lasting, "train")
     assert eventually(lambda: (e := job.evaluation()) is not None and e.version == 100), "where the worker waits"
     running.process.send_signal(signal.SIGTERM)
     assert eventually(lambda: job.state().run.state == "suspended")

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from helpers.commands import kvps_run, refused
 from helpers.harness import check_chain, model, plain_loop
-from helpers.waiting import eventually
+from helpers.waiting import awaited_job, eventually
 from kvps_cli.prove.fault_injection import judge
 
 import kvps
-from kvps.protocol.keys import JobKeys
 from kvps.server import private_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
@@ -88,9 +87,7 @@ def test_a_copy_that_is_lost_goes_on_and_everything_counts_once(
     """The job pauses while it is away, so that not a bit may be another than if it had not been lost."""
     patient = ["--worker-timeout", timeout, "--lease", "60"]  # only who knows that its child is dead can be quick
     running = start("run", "-w", "2", "--min-workers", "2", *patient, *script(100))
-    assert eventually(lambda: lasting.client.call("EXISTS", JobKeys("train").config))
-    job = lasting.job("train")
-    assert eventually(lambda: job.state().version > 20)
+    job = awaited_job(lasting, "train", 21)
     member = job.state().members["w1"]
     os.kill(member.pid, signal.SIGKILL if lost == "killed" else signal.SIGSTOP)
     if lost == "evicted":

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from helpers.commands import LONG, TINY, Started, kvps_run, refused
 from helpers.harness import gradient, model
-from helpers.waiting import eventually
+from helpers.waiting import awaited_job, eventually
 
 import kvps
 from kvps.job import Job
@@ -50,12 +50,6 @@ def here(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def made(store: kvps.Store, name: str) -> Job:
-    """The job of that name, as soon as it is there."""
-    assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
-    return store.job(name)
-
-
 def at_work(job: Job) -> set[str]:
     return {member.worker for member in job.state().members.values() if member.active}
 
@@ -87,7 +81,7 @@ def test_a_run_keeps_as_many_copies_as_it_is_told_and_one_more_joins_by_hand(
     lasting: kvps.Store, here: Path, start: Any
 ) -> None:
     running = start("run", "-w", "1:3", "--", sys.executable, "train.py")
-    job = made(lasting, "train")
+    job = awaited_job(lasting, "train")
     assert job.config.workers == 1
     assert eventually(lambda: at_work(job) == {"w0", "w1", "w2"})
     killed = job.state().members["w1"].pid
@@ -152,7 +146,7 @@ def test_a_copy_of_a_pytorch_script_joins_by_hand(lasting: kvps.Store, here: Pat
     pytest.importorskip("torch")
     (here / "deep.py").write_text(TORCH)
     running = start("run", "-w", "1:2", "--", sys.executable, "deep.py")
-    job = made(lasting, "deep")
+    job = awaited_job(lasting, "deep")
     assert eventually(lambda: at_work(job) == {"w0", "w1"})
     more = Started([sys.executable, "deep.py"], os.environ | {"KVPS_JOB": "deep"})
     assert eventually(lambda: job.clock().get("w2", 0) > 2)
@@ -170,7 +164,7 @@ def test_a_copy_that_is_called_back_while_it_leaves_is_started_again(
 ) -> None:
     """It takes its time, and the signal: it is stopped meanwhile."""
     running = start("run", "-w", "1:2", "--", sys.executable, "train.py")
-    job = made(lasting, "train")
+    job = awaited_job(lasting, "train")
     assert eventually(lambda: at_work(job) == {"w0", "w1"})
     leaving = job.state().members["w1"].pid
     os.kill(leaving, signal.SIGSTOP)
@@ -189,7 +183,7 @@ def test_a_copy_that_is_called_back_while_it_leaves_is_started_again(
 
 def test_a_copy_that_does_not_leave_is_killed(lasting: kvps.Store, here: Path, start: Any) -> None:
     running = start("run", "-w", "1:2", "--stop-grace", "2", "--worker-timeout", "60", "--", sys.executable, "train.py")
-    job = made(lasting, "train")
+    job = awaited_job(lasting, "train")
     assert eventually(lambda: at_work(job) == {"w0", "w1"})
     os.kill(job.state().members["w1"].pid, signal.SIGSTOP)
     scaled("train", 1)
@@ -201,7 +195,7 @@ def test_a_copy_that_does_not_leave_is_killed(lasting: kvps.Store, here: Path, s
 
 def test_the_workers_of_up_are_scaled_and_others_join_them(lasting: kvps.Store, start: Any) -> None:
     up = start("up", "digits", "-w", "1:3", "--data", "units", *LONG, "--slow", "w0=30x", "--slow", "w2=30x")
-    job = made(lasting, "digits")
+    job = awaited_job(lasting, "digits")
     assert eventually(lambda: at_work(job) == {"w0", "w1", "w2"})
     assert scaled("digits", 1) == "job digits: from 3 to 1 worker: 2 are asked to leave"
     assert eventually(lambda: at_work(job) == {"w0"})
