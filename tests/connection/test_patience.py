@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import redis
-from helpers.faults import MortalServer
+from helpers.faults import MortalServer, halted_server
 from helpers.harness import aggregating, check_chain, gradient, work
 from helpers.servers import private_directory, running_server
 from helpers.waiting import eventually
@@ -37,17 +33,6 @@ def said_soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.WARNING, "kvps.connection")
 
 
-@contextmanager
-def stopped(client: Client) -> Iterator[None]:
-    """The server is stopped inside the block: it takes connections, and answers nothing."""
-    pid = int(client.call("INFO", "server")["process_id"])
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 @pytest.mark.parametrize(("text", "seconds"), [("", 60), ("5", 5), ("0.5", 0.5), ("0", float("inf"))])
 def test_the_environment_says_how_long(monkeypatch: pytest.MonkeyPatch, text: str, seconds: float) -> None:
     monkeypatch.setenv("KVPS_PATIENCE", text)
@@ -68,7 +53,7 @@ def test_a_silent_server_is_waited_for_as_long_as_patience_says(
     monkeypatch.setenv("KVPS_PATIENCE", "0.6")
     hurried = f"{server_url}?socket_timeout=0.1"
     with kvps.connect(server_url) as store, kvps.connect(hurried) as other:
-        with stopped(store.client):
+        with halted_server(store.client):
             with pytest.raises(kvps.ServerLost, match=r"no answer from unix://\S+ for 0\.6 s"):
                 other.client.call("PING")
             with pytest.raises(kvps.NoServer, match="no Redis server answers"):
@@ -89,7 +74,7 @@ def test_without_a_limit_it_is_waited_for_until_the_process_ends(
     monkeypatch.setattr(patience, "LAST_S", 0.1)
     monkeypatch.setattr(patience, "ending", threading.Event())
     with kvps.connect(server_url) as store, kvps.connect(f"{server_url}?socket_timeout=0.1") as other:
-        with stopped(store.client):
+        with halted_server(store.client):
             ending = threading.Timer(0.8, patience.ending.set)
             ending.start()
             with pytest.raises(kvps.ServerLost, match=r"no answer from \S+ for \d+ s"):

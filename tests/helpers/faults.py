@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ from types import TracebackType
 
 import redis
 
+from kvps.connection.client import Client
 from kvps.machine.paths import server_program
 from kvps.store import Store
 
@@ -26,6 +28,17 @@ def full_server(store: Store) -> Iterator[None]:
     finally:
         store.client.call("CONFIG", "SET", "maxmemory", 0)
         store.client._patience_s = patience
+
+
+@contextmanager
+def halted_server(client: Client) -> Iterator[None]:
+    """The client's server is stopped inside the block: it takes connections, and answers nothing."""
+    pid = int(client.call("INFO", "server")["process_id"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 class MortalServer:

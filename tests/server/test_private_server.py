@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import kvps_run
+from helpers.faults import halted_server
 from helpers.waiting import eventually, processes_of
 from kvps_cli.serve.server import client_arguments
 
@@ -147,17 +147,12 @@ def test_a_server_that_refuses_is_not_replaced(home: Path) -> None:
 @pytest.mark.slow
 def test_a_server_that_does_not_let_itself_end(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with kvps.connect() as store:
-        url, pid = store.url, int(store.client.call("INFO", "server")["process_id"])
         store.client.call("ACL", "SETUSER", "default", "-shutdown")
         with pytest.raises(kvps.NoServer, match="no permissions"):
             private_server.stop()
-        monkeypatch.setattr(private_server, "running", lambda: url)  # as if it were stopped, or ended, right after
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(kvps.NoServer, match="does not answer"):
-                private_server.stop()
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        monkeypatch.setattr(private_server, "running", lambda: store.url)  # as if it were stopped or ended right after
+        with halted_server(store.client), pytest.raises(kvps.NoServer, match="does not answer"):
+            private_server.stop()
     assert private_server.stop()
 
 

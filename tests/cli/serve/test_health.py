@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import signal
 import socket
 import time
@@ -13,14 +12,16 @@ from typing import Any
 
 import pytest
 from helpers.commands import refused
+from helpers.faults import halted_server
 from helpers.servers import free_port
 from helpers.waiting import eventually
+from kvps_cli.options import LOOPBACK
 from kvps_cli.serve import health
 
 import kvps
 from kvps.store import Store
 
-HERE = health.LOOPBACK
+HERE = LOOPBACK
 
 
 def ask(port: int, path: str, method: str = "GET", host: str = HERE) -> tuple[int, str]:
@@ -44,17 +45,6 @@ def answering(last_turn: Callable[[], float], host: str = HERE) -> Iterator[int]
         yield port
 
 
-@contextmanager
-def stopped(store: Store) -> Iterator[None]:
-    """The store's server is stopped inside the block: it takes connections, and answers nothing."""
-    pid = int(store.client.call("INFO", "server")["process_id"])
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 @pytest.mark.slow
 def test_the_command_answers_probes_until_it_ends(store: Store, start: Any) -> None:
     port = free_port()
@@ -62,7 +52,7 @@ def test_the_command_answers_probes_until_it_ends(store: Store, start: Any) -> N
     serving.until("serving every job")
     assert eventually(lambda: ask(port, "/ready") == (200, "ready\n"))
     assert ask(port, "/live") == (200, "live\n")
-    with stopped(store):
+    with halted_server(store.client):
         assert eventually(lambda: ask(port, "/ready")[0] == 503)
         assert ask(port, "/live")[0] == 200
     assert eventually(lambda: ask(port, "/ready")[0] == 200)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import abandoned, aggregating, await_version, gradient, model
+from helpers.faults import halted_server
 from helpers.internals import abandon, fall_silent
 from helpers.scrapes import Exported, Scrape, exporting
 from helpers.servers import private_directory, running_server
@@ -355,10 +354,6 @@ def test_a_server_that_hangs_is_not_up_and_a_scrape_is_answered_all_the_same() -
     with running_server() as url, kvps.connect(url) as store, exporting(store) as exported:
         store.create_job("j", model())
         exported.until(kvps_up=1, kvps_workers_expected=1)
-        pid = int(store.client.call("INFO", "server")["process_id"])
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with halted_server(store.client):
             assert exported.until(kvps_up=0).names() == {"kvps_up"}
-        finally:
-            os.kill(pid, signal.SIGCONT)
         exported.until(kvps_up=1, kvps_workers_expected=1)
