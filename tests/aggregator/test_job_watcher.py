@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,27 +32,16 @@ PLAIN = {"optimizer": kvps.SGD(lr=1.0), "transport": "redis"}
 def watching(store: Store, warnings: list[str] | None = None, allow: Sequence[str] = ()) -> Iterator[JobWatcher]:
     """A watcher over all jobs of the server runs inside the block; what it raises is raised behind it. Each job is
     announced once."""
-    failures: list[BaseException] = []
     announced: list[str] = []
-    with kvps.connect(store.url) as own:
+    with kvps.connect(store.url) as own, ThreadPoolExecutor(1) as pool:
         warn = [].append if warnings is None else warnings.append
         watcher = JobWatcher(own, warn, lambda job: announced.append(job.id), allow=allow)
-
-        def run() -> None:
-            try:
-                watcher.run()
-            except BaseException as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=run)
-        thread.start()
+        running = pool.submit(watcher.run)
         try:
             yield watcher
         finally:
             watcher.stop()
-            thread.join()
-    if failures:
-        raise failures[0]
+    running.result()
     assert len(announced) == len(set(announced))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -54,25 +55,21 @@ def shard_of(cluster: Cluster, job: Job, node: ClusterNode) -> int:
 @contextmanager
 def training(job: Job) -> Iterator[None]:
     """A worker does rounds inside the block. Behind it, nothing is lost, and the weights are what they must be."""
-    stop, failures = threading.Event(), []
+    stop = threading.Event()
 
     def work() -> None:
-        try:
-            with job.join("w0") as session:
-                while not stop.is_set():
-                    session.push(gradient(session.pull(), 0, session.round))
-                session.pull()
-        except BaseException as error:
-            failures.append(error)
+        with job.join("w0") as session:
+            while not stop.is_set():
+                session.push(gradient(session.pull(), 0, session.round))
+            session.pull()
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    assert not failures, failures
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        try:
+            yield
+        finally:
+            stop.set()
+    working.result()
     rounds = job.clock()["w0"]
     assert check_chain(job) == rounds > 3
     for name, array in plain_loop(model(), 1, rounds, LR).items():

@@ -6,10 +6,11 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from kvps_aggregator import Aggregator, AggregatorOptions
@@ -88,26 +89,18 @@ def aggregating(
 ) -> Iterator[Aggregator]:
     """Serve the job with an aggregator inside the block, and commit what is complete at its end. Raise the aggregator's
     error after it."""
-    stop, failures = threading.Event(), []
+    stop = threading.Event()
     aggregator = _Thorough(job, stop, shards, AggregatorOptions(record, checkpoints, device, memory_lost, near, log))
-
-    def run() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(aggregator.run, until_finished=False)
         try:
-            aggregator.run(until_finished=False)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield aggregator
-    finally:
-        stop.set()
-        while thread.is_alive():
-            _unblock(job)
-            thread.join(0.2)
-    if failures:
-        raise failures[0]
+            yield aggregator
+        finally:
+            stop.set()
+            while not running.done():
+                _unblock(job)
+                wait([running], 0.2)
+    running.result()
 
 
 def _unblock(job: Job) -> None:
@@ -162,6 +155,16 @@ def work(job: Job, rounds: int, step: Callable[[Session, Params, int], Params], 
     with ThreadPoolExecutor(workers) as pool:
         for result in [pool.submit(run, number) for number in range(workers)]:
             result.result()
+
+
+def ends_of_units(**settings: Any) -> Params:
+    """Return the weights that a job of units has if one worker does all of them with this module's `gradient`."""
+    with kvps.local(model(), optimizer=SGD(lr=0.05), **settings) as job:
+        with job.join() as session:
+            while (unit := session.next_unit()) is not None:
+                session.push(gradient(session.pull(), 0, unit))
+        assert job.await_finished()
+        return job.snapshot()[1]
 
 
 def work_on(job: Job, worker: str, rounds: int) -> list[int]:

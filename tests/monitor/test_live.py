@@ -7,6 +7,7 @@ import math
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -190,11 +191,8 @@ def test_rates_and_shares_are_those_of_the_traces(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, worker_timeout_ms=60_000)
     watch = JobWatch(job)
     with aggregating(job):
-        threads = [threading.Thread(target=_train, args=(job, rank, (0.002, 0.02)[rank])) for rank in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(_train, [job, job], [0, 1], [0.002, 0.02]))
         # The last commit, and the aggregator's account of it, come after the last push.
         assert eventually(lambda: len(JobWatch(job).look().gradient_norms) == 20)
     view = watch.look()

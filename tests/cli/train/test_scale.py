@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from helpers.commands import LONG, TINY, Started, kvps_run, refused
-from helpers.harness import gradient, model
+from helpers.harness import ends_of_units, model
 from helpers.waiting import awaited_job, eventually
 
 import kvps
@@ -67,16 +67,6 @@ def check_units(job: Job, units: int) -> None:
     assert sorted(map(int, counted)) == list(range(units))
 
 
-def alone() -> dict[str, Any]:
-    """The weights that the job of the script has if one worker does all of it."""
-    with kvps.local(model(), optimizer=kvps.SGD(lr=0.05), **SETTINGS) as job:
-        with job.join() as session:
-            while (unit := session.next_unit()) is not None:
-                session.push(gradient(session.pull(), 0, unit))
-        assert job.await_finished()
-        return job.snapshot()[1]
-
-
 def test_a_run_keeps_as_many_copies_as_it_is_told_and_one_more_joins_by_hand(
     lasting: kvps.Store, here: Path, start: Any
 ) -> None:
@@ -112,7 +102,7 @@ def test_a_run_keeps_as_many_copies_as_it_is_told_and_one_more_joins_by_hand(
     assert more.output() == f"3 1 {by_hand}\n"
     assert "w2: 2 1 w2" in running.output()
     check_units(job, UNITS)
-    for name, array in alone().items():
+    for name, array in ends_of_units(**SETTINGS).items():
         assert job.snapshot()[1][name].tobytes() == array.tobytes(), "whoever came and went"
     logged = [f for f in job.page("0-0") if f[1]["kind"] == "scale"]
     assert [(f["before"], f["workers"]) for _, f in logged] == [("3", "1"), ("1", "3")]

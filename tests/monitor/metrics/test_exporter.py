@@ -6,13 +6,14 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import abandoned, aggregating, await_version, gradient, model
 from helpers.faults import halted_server
+from helpers.harness import abandoned, aggregating, await_version, gradient, model
 from helpers.internals import abandon, fall_silent
 from helpers.scrapes import Exported, Scrape, exporting
 from helpers.servers import private_directory, running_server
@@ -46,11 +47,8 @@ def train(job: Job, workers: int, rounds: int, slow: Callable[[int], float] = la
                 threading.Event().wait(slow(rank))
                 session.push(gradient(params, rank, number), loss=1 / (number + 1))
 
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
 
 
 def logged_staleness(job: Job) -> dict[str, Counter[int]]:
