@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from helpers.paths import TESTS
 from helpers.zygote import Popen
 
 
@@ -14,3 +20,21 @@ class TorchPopen(Popen):
 def importing(*modules: str) -> type[Popen]:
     """Return a `Popen` whose zygote has imported PyTorch and these modules too."""
     return type("LibraryPopen", (TorchPopen,), {"modules": (*TorchPopen.modules, *modules)})
+
+
+def ends_of_ddp(folder: Path, *what: str) -> dict[str, dict[str, np.ndarray]]:
+    """Run helpers/ddp.py in two processes; return what rank 0 leaves in the folder, by the names of the files."""
+    command = [sys.executable, str(TESTS / "helpers" / "ddp.py")]
+    ranks = [
+        TorchPopen([*command, str(rank), "2", str(folder), *what], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            _, said = rank.communicate(timeout=100)
+            assert rank.returncode == 0, said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    return {file.stem: dict(np.load(file)) for file in folder.glob("*.npz")}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.arrays import assert_same_bits
-from helpers.ddp import loss_of, net, weights_of
+from helpers.ddp import loss_of, net, train_on, weights_of
 from helpers.digits_job import proved
 from helpers.faults import full_server
 from helpers.harness import aggregating, await_version, check_chain
@@ -31,12 +31,6 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def create(store: Store, **settings: Any) -> kvps.Job:
     settings = {"workers": 2, "transport": "redis", "local_steps": STEPS, "fragments": FRAGMENTS} | settings
     return store.create_job("job", kvps.torch.parameters(net()), optimizer=kvps.SGD(**OUTER), **settings)
-
-
-def batch(worker: kvps.torch.TorchSession, model: nn.Module, number: int) -> None:
-    worker.pull()
-    loss_of(model, worker.session.rank, number).backward()
-    worker.step()
 
 
 class Plain:
@@ -82,7 +76,7 @@ def test_streaming_diloco_is_the_loop_of_its_paper(store: Store, tmp_path: Path,
         workers = [kvps.torch.join(job, model, f"w{n}", inner=sgd(model)) for n, model in enumerate(models)]
         for number in range(rounds * every + 1):
             for worker, model in zip(workers, models, strict=True):
-                batch(worker, model, number)
+                train_on(worker, model, number)
         for round_ in range(rounds):
             plain.train(range(round_ * every, (round_ + 1) * every))
             plain.synchronize([fragment_of(round_, FRAGMENTS)])
@@ -106,7 +100,7 @@ def test_a_worker_that_comes_back_goes_on_with_the_fragment_whose_turn_it_is(sto
     with aggregating(job):
         worker = kvps.torch.join(job, model, "w0", inner=sgd(model))
         for number in range(STEPS // FRAGMENTS):
-            batch(worker, model, number)
+            train_on(worker, model, number)
         worker.session.leave(finished=False)  # as a process that was killed, which pushes nothing
         again = kvps.torch.join(job, model, "w0", inner=sgd(model))
         again.pull()
@@ -114,7 +108,7 @@ def test_a_worker_that_comes_back_goes_on_with_the_fragment_whose_turn_it_is(sto
         assert_same_bits(weights_of(model), weights)
         loss_of(model, 0, 0).backward()
         again.step()
-        batch(again, model, 1)
+        train_on(again, model, 1)
         again.leave()
         await_version(job, 3)
     assert [c.part for commit in job.log() for c in commit.plan.contributions] == ["0", "1", ""]
@@ -125,10 +119,10 @@ def test_a_round_that_was_given_up_begins_with_the_whole_model(store: Store) -> 
     with aggregating(job):
         worker = kvps.torch.join(job, model, "w0", inner=sgd(model))
         for number in range(3):
-            batch(worker, model, number)
+            train_on(worker, model, number)
         await_version(job, 1)
     with full_server(store), pytest.raises(kvps.ServerFull):
-        batch(worker, model, 3)
+        train_on(worker, model, 3)
     worker.pull()
     _, weights = job.snapshot()
     assert_same_bits(weights_of(model), weights)
@@ -143,7 +137,7 @@ def test_a_batch_that_is_left_out_takes_no_steps_back(store: Store, spoilt: bool
     with aggregating(job):
         worker = kvps.torch.join(job, model, "w0", inner=sgd(model))
         for number in range(STEPS // FRAGMENTS):
-            batch(worker, model, number)
+            train_on(worker, model, number)
         worker.pull()
         own = {name: array.copy() for name, array in weights_of(model).items()}
         if spoilt:

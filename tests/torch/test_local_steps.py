@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.arrays import assert_close, assert_same_bits
-from helpers.ddp import loss_of, net, weights_of
+from helpers.ddp import loss_of, net, train_on, weights_of
 from helpers.digits_job import run_workers
 from helpers.faults import full_server
 from helpers.harness import aggregating, await_version, check_chain
@@ -44,14 +44,6 @@ def create(store: Store, model: nn.Module, outer: kvps.optim.Optimizer = MEAN, *
     return store.create_job("job", kvps.torch.parameters(model), optimizer=outer, **settings)
 
 
-def batch(worker: kvps.torch.TorchSession, model: nn.Module, number: int) -> int:
-    """The loop as it is without local steps."""
-    worker.pull()
-    loss = loss_of(model, worker.session.rank, number)
-    loss.backward()
-    return worker.step(loss)
-
-
 def joined(job: kvps.Job, model: nn.Module, make: Inner = sgd, steps: int = 2, **how: Any) -> kvps.torch.TorchSession:
     return kvps.torch.join(job, model, "w0", inner=make(model.parameters()), local_steps=steps, **how)
 
@@ -65,7 +57,7 @@ def trained(job: kvps.Job, make: Inner, batches: int, hidden: int = 32) -> Weigh
         scheduler = lr_scheduler.StepLR(inner, 5, 0.5)
         with kvps.torch.join(job, model, f"w{number}", inner=inner, local_steps=STEPS) as worker:
             for each in range(batches):
-                batch(worker, model, each)
+                train_on(worker, model, each)
                 scheduler.step()
 
     run_workers(job, *(partial(run, number, model) for number, model in enumerate(models)))
@@ -161,7 +153,7 @@ def test_only_the_last_step_of_a_round_pushes(store: Store) -> None:
     model = net()
     job = create(store, model, local_steps=STEPS)
     with aggregating(job), joined(job, model, steps=STEPS) as worker:
-        assert [batch(worker, model, number) for number in range(2 * STEPS)] == [0, 0, 1, 1, 1, 2]
+        assert [train_on(worker, model, number) for number in range(2 * STEPS)] == [0, 0, 1, 1, 1, 2]
         assert (worker.session.round, worker.session.version) == (2, 1)
         worker.pull()
         assert worker.session.version == 2
@@ -172,7 +164,7 @@ def test_a_pull_between_steps_clears_the_gradients_and_nothing_else(store: Store
     model = net()
     job = create(store, model)
     with aggregating(job), joined(job, model, steps=STEPS) as worker:
-        batch(worker, model, 0)
+        train_on(worker, model, 0)
         ours = weights_of(model)
         worker.pull()
         worker.pull()
@@ -186,7 +178,7 @@ def test_who_leaves_pushes_the_steps_that_are_left(store: Store) -> None:
     with aggregating(job):
         with joined(job, model, steps=50) as worker:
             for number in range(STEPS):
-                batch(worker, model, number)
+                train_on(worker, model, number)
             ours = weights_of(model)
             worker.leave()
             worker.leave()
@@ -203,7 +195,7 @@ def test_whose_loop_fails_pushes_nothing_more(store: Store) -> None:
 
         def failing() -> None:
             with worker:
-                batch(worker, model, 0)
+                train_on(worker, model, 0)
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -219,9 +211,9 @@ def test_a_part_of_a_unit_is_not_pushed(store: Store) -> None:
     with aggregating(job):
         with joined(job, model) as worker:
             assert worker.session.next_unit() == 0
-            assert [batch(worker, model, number) for number in range(2)] == [0, 1]
+            assert [train_on(worker, model, number) for number in range(2)] == [0, 1]
             assert worker.session.next_unit() == 1
-            batch(worker, model, 2)
+            train_on(worker, model, 2)
         with joined(job, model) as worker:
             assert (worker.session.clock, worker.session.next_unit()) == (1, 1)
 
@@ -272,11 +264,11 @@ def test_a_gradient_with_nan_reaches_no_optimizer(store: Store, nonfinite: str) 
         if nonfinite == "reject":
             with pytest.raises(kvps.NotFinite, match=r"'3\.bias' holds NaN or Inf, and no step was taken"):
                 worker.step()
-            batch(worker, model, 0)
+            train_on(worker, model, 0)
         else:
             assert worker.step() == 0
             assert_same_bits(weights_of(model), before)
-        assert batch(worker, model, 1) == 1
+        assert train_on(worker, model, 1) == 1
     assert all(bool(torch.isfinite(s["exp_avg"]).all()) for s in inner.state.values())
 
 
@@ -407,7 +399,7 @@ def test_the_inner_state_survives_a_clean_leave(
                     with caplog.at_level("INFO", "kvps.session"):
                         worker = joined(job, model, make, 2)
                     assert "goes on from the state that it left" in caplog.text
-                batch(worker, model, number)
+                train_on(worker, model, number)
             worker.leave()
             job.await_finished()
         kvps.torch.load(job, model)
@@ -422,11 +414,11 @@ def test_after_a_kill_the_inner_state_starts_anew_and_that_is_said(
     job = create(store, model)
     with aggregating(job):
         first = joined(job, model, adamw, 1)
-        batch(first, model, 0)
+        train_on(first, model, 0)
         first.leave(finished=False)
         second = joined(job, model, adamw, 1)
         assert "starts anew" not in caplog.text
-        batch(second, model, 1)  # from here on the stored state is not that of what was accepted last
+        train_on(second, model, 1)  # from here on the stored state is not that of what was accepted last
         inner = adamw(model.parameters())
         with kvps.torch.join(job, model, "w0", inner=inner, local_steps=1, takeover=True):
             assert caplog.text.count("its inner AdamW starts anew") == 1
@@ -438,7 +430,7 @@ def test_a_round_that_was_given_up_is_in_no_stored_state(store: Store) -> None:
     job = create(store, model)
     with aggregating(job):
         worker = joined(job, model, adamw, 1)
-        batch(worker, model, 0)
+        train_on(worker, model, 0)
         worker.pull()
         loss_of(model, 0, 1).backward()
     with full_server(store), pytest.raises(kvps.ServerFull):
@@ -520,13 +512,13 @@ def test_a_state_that_does_not_fit_is_not_taken(
     job = create(store, model)
     with aggregating(job):
         worker = joined(job, model, first, 1)
-        batch(worker, model, 0)
+        train_on(worker, model, 0)
         worker.leave(finished=False)
         inner, fresh = second(model.parameters()), second(twin.parameters())
         with kvps.torch.join(job, model, "w0", inner=inner, local_steps=1) as worker:
             worker.pull()
             twin.load_state_dict(model.state_dict())
-            batch(worker, model, 1)
+            train_on(worker, model, 1)
         assert words in caplog.text
     loss_of(twin, 0, 1).backward()
     fresh.step()
@@ -561,7 +553,7 @@ def test_a_state_that_cannot_be_stored_keeps_nobody_from_leaving(store: Store, k
     inner.kept = kept
     with aggregating(job):
         worker = kvps.torch.join(job, model, "w0", inner=inner, local_steps=1)
-        batch(worker, model, 0)
+        train_on(worker, model, 0)
         worker.leave(finished)
         await_version(job, 1)
     assert job.state().members["w0"].finished == finished
@@ -572,7 +564,7 @@ def test_a_worker_whose_stored_state_is_gone_has_left(store: Store) -> None:
     job = create(store, model)
     with aggregating(job):
         worker = joined(job, model, adamw, 1)
-        batch(worker, model, 0)
+        train_on(worker, model, 0)
         worker.leave(finished=False)
     key = job.access.keys.residual(0, "w0", worker.session.incarnation, 1, len(job.layout.chunks[0]))
     store.client.call("DEL", key)
@@ -605,20 +597,20 @@ def test_a_round_that_came_late_is_dropped_and_the_next_begins_with_a_pull(store
             kvps.torch.join(job, model, f"w{rank}", inner=adamw(model.parameters()), local_steps=2)
             for rank, model in enumerate(models)
         )
-        batch(slow, models[1], 0)
+        train_on(slow, models[1], 0)
         for number in range(2):
-            batch(fast, models[0], number)
+            train_on(fast, models[0], number)
         await_version(job, 1)
         with pytest.raises(kvps.ContributionLate):
-            batch(slow, models[1], 1)
+            train_on(slow, models[1], 1)
         slow.pull()
         assert slow.session.version == 1
         loss_of(models[1], 1, 1).backward()
         slow.step()
-        assert batch(slow, models[1], 2) == 1
+        assert train_on(slow, models[1], 2) == 1
         slow.leave()
         await_version(job, 2)
-        batch(fast, models[0], 2)
+        train_on(fast, models[0], 2)
         fast.leave()
         job.await_finished()
     check_chain(job)

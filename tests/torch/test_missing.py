@@ -16,8 +16,7 @@ from helpers.arrays import assert_close, assert_same_bits
 from helpers.ddp import OF_EXPERTS, ROUNDS, Experts, batch, loss_of_expert, weights_of
 from helpers.digits_job import proved, run_workers
 from helpers.harness import aggregating, await_version, check_chain
-from helpers.paths import TESTS
-from helpers.torch_process import TorchPopen
+from helpers.torch_process import TorchPopen, ends_of_ddp
 from kvps_cli.prove.verify import proof_of
 from torch import nn
 
@@ -120,21 +119,7 @@ def test_a_job_goes_on_from_a_checkpoint_with_its_counts_of_steps(store: Store, 
 
 @pytest.fixture(scope="module")
 def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
-    folder = tmp_path_factory.mktemp("ddp")
-    command = [sys.executable, str(TESTS / "helpers" / "ddp.py")]
-    ranks = [
-        TorchPopen([*command, str(rank), "2", str(folder), "experts"], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        for rank in ranks:
-            _, said = rank.communicate(timeout=100)
-            assert rank.returncode == 0, said
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    return {file.stem: dict(np.load(file)) for file in folder.glob("*.npz")}
+    return ends_of_ddp(tmp_path_factory.mktemp("ddp"), "experts")
 
 
 @pytest.mark.parametrize("name", OF_EXPERTS)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.ddp import loss_of, net, weights_of
+from helpers.ddp import loss_of, net, train_on, weights_of
 from helpers.digits_job import proved, run_workers
 from helpers.harness import aggregating, await_version, check_chain
 from helpers.internals import lose_next_answer
@@ -33,14 +33,6 @@ def create(store: Store, **settings: Any) -> Job:
 def joined(job: Job, model: torch.nn.Module, worker: str = "w0", **options: Any) -> TorchSession:
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     return kvps.torch.join(job, model, worker, inner=inner, **options)
-
-
-def batch(worker: TorchSession, model: torch.nn.Module, number: int, weight: int | None = None) -> int:
-    """The loop as it is without local steps."""
-    worker.pull()
-    loss = loss_of(model, worker.session.rank, number)
-    loss.backward()
-    return worker.step(loss, weight)
 
 
 def weights_in(job: Job, worker: str) -> list[int]:
@@ -82,7 +74,7 @@ def trained(
         with joined(job, model, worker, local_steps=steps.get(worker)) as session:
             while session.session.round < rounds:
                 time.sleep(sleep_s)  # what a step takes
-                batch(session, model, taken)
+                train_on(session, model, taken)
                 taken += 1
         taken_by[worker] = taken
 
@@ -121,7 +113,7 @@ def test_the_weights_of_a_round_add_up(store: Store) -> None:
         for number in range(400):
             weight = given[number % len(given)]
             before = worker.session.clock
-            clock = batch(worker, model, number, weight)
+            clock = train_on(worker, model, number, weight)
             sums[-1] += weight or 1
             if clock > before:
                 added += 1
@@ -159,7 +151,7 @@ def test_leaving_in_the_middle_of_a_round_pushes_its_steps(store: Store) -> None
     with aggregating(job):
         with joined(job, model) as worker:
             for number in range(3):
-                assert batch(worker, model, number) == 0
+                assert train_on(worker, model, number) == 0
         assert job.await_finished()
     assert weights_in(job, "w0") == [3]
 
@@ -170,11 +162,11 @@ def test_who_joins_long_after_the_commit_takes_one_step(store: Store) -> None:
     with aggregating(job):
         with joined(job, model) as worker:
             while not worker.session.clock:
-                batch(worker, model, 0)
+                train_on(worker, model, 0)
             worker.leave(finished=False)
         await_version(job, 1)
         time.sleep(0.06)  # the round's time, by any clock
         with joined(job, model) as worker:
-            assert batch(worker, model, 1) == 2
+            assert train_on(worker, model, 1) == 2
         await_version(job, 2)
     assert weights_in(job, "w0")[1] == 1

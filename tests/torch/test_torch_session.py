@@ -19,8 +19,7 @@ from helpers.ddp import OPTIMIZERS, ROUNDS, loss_of, net, weights_of
 from helpers.digits_job import run_workers
 from helpers.faults import full_server
 from helpers.harness import aggregating, check_chain
-from helpers.paths import TESTS
-from helpers.torch_process import TorchPopen
+from helpers.torch_process import ends_of_ddp
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -67,20 +66,7 @@ def train(job: kvps.Job, models: list[nn.Module], rounds: int, round_: Round = o
 @pytest.fixture(scope="module")
 def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
     """Optimizer's name -> the weights, and the buffers, with which DistributedDataParallel ends on two processes."""
-    folder = tmp_path_factory.mktemp("ddp")
-    command = [sys.executable, str(TESTS / "helpers" / "ddp.py")]
-    ranks = [
-        TorchPopen([*command, str(rank), "2", str(folder)], stderr=subprocess.PIPE, text=True) for rank in range(2)
-    ]
-    try:
-        for rank in ranks:
-            _, said = rank.communicate(timeout=100)
-            assert rank.returncode == 0, said
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    return {file.stem: dict(np.load(file)) for file in folder.glob("*.npz")}
+    return ends_of_ddp(tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.slow
