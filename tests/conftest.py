@@ -128,14 +128,20 @@ def raw(store: Store) -> Iterator[Any]:
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A user's new runtime directory and working directory, without a server; no process of the user may be left."""
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime directory of this test's alone. (`home` would wait for the helper process of multiprocessing.)"""
     with private_directory() as folder:
         monkeypatch.setenv("KVPS_RUNTIME_DIR", str(folder))
-        monkeypatch.delenv("KVPS_REDIS_URL", raising=False)
-        monkeypatch.chdir(tmp_path)
         yield folder
-        assert eventually(lambda: processes_of(folder) == []), processes_of(folder)
+
+
+@pytest.fixture
+def home(runtime: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A user's new runtime directory and working directory, without a server; no process of the user may be left."""
+    monkeypatch.delenv("KVPS_REDIS_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield runtime
+    assert eventually(lambda: processes_of(runtime) == []), processes_of(runtime)
 
 
 @pytest.fixture

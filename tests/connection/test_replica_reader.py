@@ -16,7 +16,7 @@ from helpers.certificates import authority_file, issued
 from helpers.clusters import Cluster, ClusterNode, running_cluster
 from helpers.harness import aggregating
 from helpers.sentinels import watched_servers
-from helpers.servers import Replicated, ServerProcess, private_directory, replicated_server, running_server
+from helpers.servers import Replicated, ServerProcess, replicated_server, running_server
 from helpers.waiting import eventually
 from kvps_cli.serve.acl import url_for
 
@@ -28,7 +28,7 @@ from kvps.protocol import acl
 from kvps.protocol.keys import following
 from kvps.session.session import Session
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("runtime")]  # no copy of a version is there before
 ITEMS = 1_500_000  # of a model whose dead keys are renamed to the next ones
 ROUNDS = 12
 MOST = 0.6  # of the bytes, on a machine so busy that a replica is late now and then
@@ -37,14 +37,6 @@ MOST = 0.6  # of the bytes, on a machine so busy that a replica is late now and 
 def gets(*servers: ServerProcess | ClusterNode) -> int:
     """Return how many GETs these servers have answered."""
     return sum(server.ask("INFO", "commandstats").get("cmdstat_get", {}).get("calls", 0) for server in servers)
-
-
-@pytest.fixture(autouse=True)
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of each test's own: no copy of a version is there before."""
-    with private_directory() as folder:
-        monkeypatch.setenv("KVPS_RUNTIME_DIR", str(folder))
-        yield folder
 
 
 @pytest.fixture

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.servers import private_directory
 
 from kvps.job import Job
 from kvps.store import Store
 from kvps.transport import shared_memory
-
-
-@pytest.fixture
-def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A runtime directory of this test's alone. (`home` would wait for the helper process of multiprocessing.)"""
-    with private_directory() as folder:
-        monkeypatch.setenv("KVPS_RUNTIME_DIR", str(folder))
-        yield folder
 
 
 @pytest.fixture
