@@ -11,6 +11,7 @@ def assert_same_bits(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarr
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], name)
+        assert one[name].tobytes() == other[name].tobytes(), f"{name}: a zero of another sign, or another dtype"
 
 
 def assert_close(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], far: float = 3e-6) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import kvps_aggregator
 import numpy as np
 import pytest
+from helpers.arrays import assert_same_bits
 from helpers.digits_job import digits_job, proved, run_workers, task_gradient, training
 from helpers.harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
 from helpers.slowly import slowly
@@ -55,8 +56,7 @@ def test_what_is_put_ahead_makes_the_same_weights(store: Store) -> None:
         work(job, 12, step, 2)
         assert eventually(lambda: job.state().version == 12)
     expected = plain_loop(model(), 2, 12, 0.05)
-    for name, value in job.snapshot()[1].items():
-        assert value.tobytes() == expected[name].tobytes(), name
+    assert_same_bits(expected, job.snapshot()[1])
     assert check_chain(job) == 12
 
 
@@ -129,8 +129,7 @@ def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, gradient_forma
     for round_ in range(10):
         grads = [sent(rank, gradient(params, rank, round_)) for rank in range(2)]
         params = {n: params[n] - np.float32(0.05) * ((grads[0][n] + grads[1][n]) / np.float32(2)) for n in params}
-    for name, value in job.snapshot()[1].items():
-        assert value.tobytes() == params[name].tobytes(), name
+    assert_same_bits(params, job.snapshot()[1])
 
 
 @pytest.mark.parametrize(

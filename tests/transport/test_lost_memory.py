@@ -10,8 +10,8 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
+from helpers.arrays import assert_same_bits
 from helpers.harness import abandoned, aggregating, check_chain, gradient, model, plain_loop, work, work_on
 from helpers.internals import abandon, segments_of
 from helpers.shared_memory import OVER_SHM, bits, commit_all, committed, recoveries, take, train
@@ -231,8 +231,7 @@ def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_reje
         assert committed(job, 5)
     assert not [f for _, f in job.entries() if f["kind"] == "reject"]
     assert check_chain(job) == 5
-    for name, array in plain_loop(model(), 1, 5, 0.05).items():
-        np.testing.assert_array_equal(job.snapshot()[1][name], array)
+    assert_same_bits(job.snapshot()[1], plain_loop(model(), 1, 5, 0.05))
 
 
 def test_a_full_memory_is_said_and_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,5 +261,4 @@ def test_a_full_memory_is_said_and_waited_for(store: Store, monkeypatch: pytest.
         assert aggregator.work() is Outcome.COMMITTED
         assert session.pull()
     aggregator.release()
-    for name, array in plain_loop(model(), 1, 1, 0.01).items():
-        np.testing.assert_array_equal(job.snapshot()[1][name], array)
+    assert_same_bits(job.snapshot()[1], plain_loop(model(), 1, 1, 0.01))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.arrays import assert_same_bits
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import aggregating, await_version
 from kvps_workers import load_task
@@ -69,8 +70,7 @@ def test_a_run_is_a_plain_loops_and_is_computed_again(store: Store, outer: float
     job = digits_job(store, **_settings(optimizer=kvps.SGD(lr=outer)))
     run_workers(job, *training(job, "w0", "w1", "w2"))
     assert job.state().version == division_of(480, JobConfig(batch_size=96, epochs=3, local_steps=STEPS)).units == 4
-    for name, array in _plain(job.config, beyond=outer).items():
-        np.testing.assert_array_equal(job.snapshot()[1][name], array, name)
+    assert_same_bits(job.snapshot()[1], _plain(job.config, beyond=outer))
     proof = proved(job)
     assert (proof.by, proof.contributions) == ("recomputed", 12)
 
@@ -80,16 +80,14 @@ def test_fedavg_weighs_workers_by_their_samples(store: Store) -> None:
     job = digits_job(store, **_settings(local_steps=5, reduction="weighted"))
     run_workers(job, *training(job, "w0", "w1", "w2"))
     assert [[c.weight for c in commit.plan.contributions] for commit in job.log()] == [[480, 479, 479]] * 3
-    for name, array in _plain(job.config).items():
-        np.testing.assert_array_equal(job.snapshot()[1][name], array, name)
+    assert_same_bits(job.snapshot()[1], _plain(job.config))
     assert proved(job).by == "recomputed"
 
 
 def test_momentum_goes_on_over_rounds_and_is_proved_by_a_record(store: Store, tmp_path: Path) -> None:
     job = digits_job(store, **_settings(inner_optimizer=kvps.SGD(lr=0.5, momentum=0.5)))
     run_workers(job, *training(job, "w0", "w1", "w2"), record=tmp_path)
-    for name, array in _plain(job.config, momentum=0.5).items():
-        np.testing.assert_array_equal(job.snapshot()[1][name], array, name)
+    assert_same_bits(job.snapshot()[1], _plain(job.config, momentum=0.5))
     assert proved(job).by == ""
     assert proved(job, tmp_path).by == "recorded"
 
@@ -108,8 +106,7 @@ def test_in_rounds_of_units_the_inner_state_begins_anew_and_is_computed_again(
         assert proved(job).by == "recomputed"
         weights.append(job.snapshot()[1])
         store.remove_job("digits")
-    for name, array in weights[0].items():
-        np.testing.assert_array_equal(weights[1][name], array, name)
+    assert_same_bits(weights[1], weights[0])
 
 
 @pytest.mark.parametrize(

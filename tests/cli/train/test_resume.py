@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.arrays import assert_same_bits
 from helpers.commands import kvps_run, private_store, refused
 from helpers.harness import ends_of_units, gradient, model
 from helpers.waiting import eventually, processes_of
@@ -192,8 +193,7 @@ def test_a_run_that_is_stopped_on_a_server_that_stays_goes_on_there(
     done = kvps_run(*command)
     assert done.returncode == 0, done.stderr
     assert f"job static: goes on at version {state.version}, from the job on the server\n" in done.stderr
-    for name, array in undisturbed().items():
-        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert_same_bits(job.snapshot()[1], undisturbed())
     assert "finished at version" in kvps_run(*command).stderr
 
 
@@ -251,8 +251,7 @@ def test_a_run_whose_server_is_lost_and_keeps_its_files_goes_on_from_them(
     with private_store() as store:
         store.job("static").await_finished()
         assert store.job("static").clock() == {"w0": ROUNDS, "w1": ROUNDS}
-        for name, array in undisturbed().items():
-            assert store.job("static").snapshot()[1][name].tobytes() == array.tobytes()
+        assert_same_bits(store.job("static").snapshot()[1], undisturbed())
     running.wait()
 
 

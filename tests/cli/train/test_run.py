@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.arrays import assert_same_bits
 from helpers.commands import kvps_run, refused
 from helpers.harness import check_chain, model, plain_loop
 from helpers.waiting import awaited_job, eventually
@@ -65,8 +66,7 @@ def test_a_bsp_run_equals_the_plain_loop_bit_for_bit(lasting: kvps.Store) -> Non
     assert done.stdout == "w0: finished True ('w0', 40) ('w1', 40) ('w2', 40)\n", "stdout is the script's alone"
     assert "\n120 contributions in 40 versions, " in done.stderr
     job = lasting.job("bits")
-    for name, array in plain_loop(model(), 3, 40, 0.05).items():
-        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert_same_bits(job.snapshot()[1], plain_loop(model(), 3, 40, 0.05))
     assert check_chain(job) == 40
 
 
@@ -100,8 +100,7 @@ def test_a_copy_that_is_lost_goes_on_and_everything_counts_once(
     assert state.members["w1"].incarnation.startswith("2-")
     assert state.members["w1"].rank == member.rank
     assert state.clock == {"w0": 100, "w1": 100}
-    for name, array in plain_loop(model(), 2, 100, 0.05).items():
-        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert_same_bits(job.snapshot()[1], plain_loop(model(), 2, 100, 0.05))
     verdict = judge(here.glob("acks-*"), job)
     assert (verdict.lost, verdict.twice) == (0, 0)
     assert verdict.acknowledged in (199, 200), "it may have been killed before it wrote down the last"
@@ -150,8 +149,7 @@ def test_a_copy_that_is_killed_when_its_worker_has_finished_is_not_started_again
     assert state.clock == {"w0": 30, "w1": 30}
     assert state.finished(job.config)
     assert {member.incarnation[:2] for member in state.members.values()} == {"1-"}
-    for name, array in plain_loop(model(), 2, 30, 0.05).items():
-        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert_same_bits(job.snapshot()[1], plain_loop(model(), 2, 30, 0.05))
     assert "60 contributions in 30 versions" in done.stderr
     assert done.returncode == 1
     words = f"killed after the last round: {', '.join(f'w{rank} (SIGKILL)' for rank in ranks.split())}; the weights are"
@@ -237,8 +235,7 @@ def test_copies_that_end_with_an_error_of_their_own_are_started_again_so_many_ti
     again = re.findall(r"^w1 \(process \d+\) ended with code (\d): .*again as process \d+ \((.*)\)$", done.stderr, re.M)
     assert again == [("4", "restart 1 of 3"), ("1", "restart 2 of 3"), ("1", "restart 3 of 3")]
     assert lasting.job("failing").clock() == {"w0": 20, "w1": 20}
-    for name, array in plain_loop(model(), 2, 20, 0.05).items():
-        assert lasting.job("failing").snapshot()[1][name].tobytes() == array.tobytes()
+    assert_same_bits(lasting.job("failing").snapshot()[1], plain_loop(model(), 2, 20, 0.05))
 
     for path in here.glob("failed-*"):
         path.unlink()
