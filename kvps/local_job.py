@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from importlib import import_module
-from types import TracebackType
 from typing import Any, Protocol, Unpack
 
 from kvps.arrays.layout import Array
@@ -158,9 +157,7 @@ class LocalJob(Job):
     def __enter__(self) -> LocalJob:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

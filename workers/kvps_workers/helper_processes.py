@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -87,9 +86,7 @@ class HelperProcesses:
     def __enter__(self) -> HelperProcesses:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for helper in self._helpers:
             helper.end()
         os.close(self._memory)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -182,9 +181,7 @@ class ContributionFetch:
     def __enter__(self) -> ContributionFetch:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._arriving.close()
         if self._recorder:
             self._recorder.forget()

@@ -9,7 +9,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import typer
@@ -66,7 +65,7 @@ class Display:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 
 from kvps.history import commit_log
 from kvps.history.checkpoint_directory import prune
@@ -38,7 +38,7 @@ class Stop:
             self._before = signal.signal(signal.SIGTERM, self._hear)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._possible and not self.asked:
             signal.signal(signal.SIGTERM, self._before)
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from kvps.errors import KvpsError
 from kvps.job import Job
@@ -124,7 +123,7 @@ class TrainingLog:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         # A row that is not ready now, of a job that goes on, is written by whoever logs it then: it has its loss.
