@@ -133,36 +133,21 @@ __all__ = [
     "topology",
 ]
 
-_HOMES = {  # a module, and the names here that it defines
+_HOMES = {  # a module, and the names here that it defines; the others are those of kvps.optim
     "kvps.config": ("JobConfig", "JobSettings"),
     "kvps.device.base": ("Device", "open_device"),
     "kvps.history.checkpoint": ("Checkpoint",),
     "kvps.job": ("Job",),
     "kvps.launch": ("RunContext", "from_env"),
     "kvps.local_job": ("LocalJob", "local"),
-    "kvps.optim": (
-        "SGD",
-        "Adadelta",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "DelayedNesterov",
-        "Lion",
-        "NAdam",
-        "Optimizer",
-        "ParameterGroup",
-        "RMSprop",
-        "Yogi",
-        "schedules",
-    ),
     "kvps.partitions": ("partition",),
     "kvps.session.batches": ("batches",),
     "kvps.session.session": ("Session",),
     "kvps.store": ("Store", "connect"),
     "kvps.topologies": ("topology",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = {name: "kvps.optim" for name in __all__ if name not in globals()}
+_HOME_OF |= {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
