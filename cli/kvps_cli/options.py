@@ -101,6 +101,20 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_CHECKPOINTS = Path("checkpoints")
+LOOPBACK = "127.0.0.1"
+
+
+def port_of(what: str, help: str, without: str) -> Any:
+    """Return the option --WHAT-port: the TCP port on which a command answers what others ask of it."""
+    name, panel = f"--{what}-port", what.title()
+    return typer.Option(name, metavar="N", min=1, max=65535, help=help, show_default=without, rich_help_panel=panel)
+
+
+def host_of(what: str, help: str) -> Any:
+    """Return the option --WHAT-host: the address of that port."""
+    help = f"The address of --{what}-port. By default only this machine reaches it. {help}"
+    name, panel = f"--{what}-host", what.title()
+    return typer.Option(name, metavar="HOST", help=help, show_default=LOOPBACK, rich_help_panel=panel)
 
 
 class SharedOptions:

@@ -17,38 +17,18 @@ from kvps_cli.output import say
 if TYPE_CHECKING:
     from kvps_monitor.metrics.server import MetricsServer
 
-LOOPBACK = "127.0.0.1"
 PORT = 9478
-_PANEL = "Metrics"
-_ADDRESS = "By default only this machine reaches it. There is no password on it."
+_SERVES = "Serve metrics for Prometheus on this TCP port, as kvps metrics does."
+_OPEN = "There is no password on it."
+_ADDRESS = f"The address of the port. By default only this machine reaches it. {_OPEN}"
 
-Port = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="N",
-        min=1,
-        max=65535,
-        help="Serve metrics for Prometheus on this TCP port, as kvps metrics does.",
-        show_default="no metrics",
-        rich_help_panel=_PANEL,
-    ),
-]
-Host = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics-host",
-        metavar="HOST",
-        help=f"The address of --metrics-port. {_ADDRESS}",
-        show_default=LOOPBACK,
-        rich_help_panel=_PANEL,
-    ),
-]
+Port = Annotated[int | None, options.port_of("metrics", _SERVES, without="no metrics")]
+Host = Annotated[str | None, options.host_of("metrics", _OPEN)]
 
 
 def metrics(
     port: Annotated[int, typer.Option(metavar="N", min=1, max=65535, help="The TCP port to answer on.")] = PORT,
-    host: Annotated[str, typer.Option(metavar="HOST", help=f"The address of the port. {_ADDRESS}")] = LOOPBACK,
+    host: Annotated[str, typer.Option(metavar="HOST", help=_ADDRESS)] = options.LOOPBACK,
     redis: options.Redis = None,
 ) -> None:
     """Serve metrics of all jobs of the server for Prometheus, at /metrics, until Ctrl-C.
@@ -70,7 +50,7 @@ def opened(port: int | None, host: str | None = None) -> Iterator[MetricsServer 
     Raises KvpsError for a port that cannot be had, InvalidSetting for a host without a port.
     """
     if port is not None:
-        with _opened("--metrics-port", host or LOOPBACK, port) as server:
+        with _opened("--metrics-port", host or options.LOOPBACK, port) as server:
             yield server
     elif host is not None:
         raise InvalidSetting("--metrics-host is the address of --metrics-port: give that too")

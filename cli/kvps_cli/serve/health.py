@@ -12,45 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
-import typer
-
 from kvps.connection.patience import patience_s
 from kvps.errors import InvalidSetting
 from kvps.machine.http_server import Handler, HttpServer
+from kvps_cli.options import LOOPBACK, host_of, port_of
 
 READY_S = 5.0
 """/ready answers 503 if Redis has not answered for so long."""
 HANGS_S = 20.0
 """/live answers 503 if the loop has made no turn for so long after its patience (KVPS_PATIENCE) ran out. A loop that
 waits for Redis gives up then, and the command ends: a longer silence is a hang, which nothing but a restart ends."""
-LOOPBACK = "127.0.0.1"
 _REQUEST_S = 2.0  # a probe that sends or reads nothing for so long is cut off
 
-_PANEL = "Health"
-Port = Annotated[
-    int | None,
-    typer.Option(
-        "--health-port",
-        metavar="N",
-        min=1,
-        max=65535,
-        help="Answer HTTP probes on this TCP port: /live with 200 while jobs are watched, /ready with 200 while Redis "
-        "answers; with 503 otherwise.",
-        show_default="no probes",
-        rich_help_panel=_PANEL,
-    ),
-]
-Host = Annotated[
-    str | None,
-    typer.Option(
-        "--health-host",
-        metavar="HOST",
-        help="The address of --health-port. By default only this machine reaches it. The probes of Kubernetes come to "
-        "the address of the pod: give that one there.",
-        show_default=LOOPBACK,
-        rich_help_panel=_PANEL,
-    ),
-]
+_PORT = (
+    "Answer HTTP probes on this TCP port: /live with 200 while jobs are watched, /ready with 200 while Redis answers; "
+    "with 503 otherwise."
+)
+_HOST = "The probes of Kubernetes come to the address of the pod: give that one there."
+Port = Annotated[int | None, port_of("health", _PORT, without="no probes")]
+Host = Annotated[str | None, host_of("health", _HOST)]
 
 
 class Probes(HttpServer):
