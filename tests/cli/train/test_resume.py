@@ -232,6 +232,32 @@ def test_a_supervisor_that_is_killed_is_resumed_from_the_server_or_from_the_newe
     check_weights(last("static"), "static")
 
 
+FAILING = STATIC.replace(
+    "with kvps.from_env()",
+    """
+broken = pathlib.Path("broken").exists()
+if not broken and pathlib.Path("late").exists() and os.environ["KVPS_RANK"] == "1":
+    time.sleep(3)
+with kvps.from_env()""",
+).replace("params =", "assert not broken\n            params =")
+
+
+def test_copies_that_failed_are_waited_for_when_the_run_goes_on(lasting: kvps.Store, here: Path) -> None:
+    """One comes later than the other, which would train without it: then no run repeats itself."""
+    (here / "static.py").write_text(FAILING.replace("import pathlib", "import os, pathlib"))
+    for name in ("hurry", "late", "broken"):
+        (here / name).touch()
+    command = ["run", "-w", "2", "--redis", lasting.url, "--resume", "--", sys.executable, "static.py"]
+    assert "AssertionError" in kvps_run(*command).stderr
+    (here / "broken").unlink()
+    done = kvps_run(*command)
+    assert done.returncode == 0, done.stderr
+    assert "is back" not in done.stderr
+    job = lasting.job("static")
+    for name, array in undisturbed().items():
+        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+
+
 def test_a_run_whose_server_is_lost_and_keeps_its_files_goes_on_from_them(
     here: Path, home: Path, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
