@@ -102,7 +102,8 @@ class JobScripts:
     def _run(self, script: str, /, *, call: Call | None = None, **values: object) -> list[Any]:
         """Run a script with these arguments, by another `call` if one is given."""
         command = self._command(script, **values)
-        return self._answered(evaluate(call or self._call, SCRIPTS, command, load=self._call), values.get("worker"))
+        reply = evaluate(call or self._call, SCRIPTS, command, load=self._call)
+        return self._answered(reply, values.get("worker"), values.get("shard"))
 
     def _request(self, script: str, parse: Callable[[list[Any]], T], /, **values: object) -> Request[T]:
         """Return the call of a script, where `parse` makes a value of its answer."""
@@ -112,7 +113,8 @@ class JobScripts:
     def _send(self, request: Request[T]) -> T:
         return request.parse(evaluate(self._call, SCRIPTS, request.command))
 
-    def _answered(self, reply: list[Any], worker: object) -> list[Any]:
+    def _answered(self, reply: list[Any], worker: object = None, shard: Any = None) -> list[Any]:
+        """Return the reply to a script about this worker or this shard. Raises what several scripts answer alike."""
         match reply:
             case ["EVICTED", "unknown"]:
                 raise self._lacking(evicted(str(worker), self._keys.job, "unknown"))
@@ -124,6 +126,10 @@ class JobScripts:
                 raise made_anew(self._keys.job)
             case ["RESTARTED"]:
                 raise ServerRestarted
+            case ["TERM", holds]:
+                raise lease_lost(shard, self._keys.job, holds)
+            case ["PLAN" | "NOPLAN", *_]:
+                raise PlanGone
             case ["WRONGTYPE", key, present, want]:
                 raise CorruptData(f"key {key} is a {present}, not a {want}: another program wrote there")
         return reply
@@ -258,9 +264,7 @@ class JobScripts:
                 return CommitResult(True, pin, commit_id)
             case ["READY" | "ALREADY", _]:
                 return CommitResult(False, "", "")
-            case ["TERM", holds]:
-                raise lease_lost(shard, self._keys.job, holds)
-            case ["NOPLAN" | "PLAN" | "HEAD" | "HISTORY", *_]:
+            case ["HEAD" | "HISTORY", *_]:
                 raise PlanGone
             case ["DIGEST", _]:
                 raise CorruptData(f"shard {shard} of job {self._keys.job!r} was staged twice by one term: {reply}")
@@ -272,8 +276,6 @@ class JobScripts:
         """
         noted = [word for shard, each in sums.items() for word in (shard, ",".join(map(repr, each)))]
         reply = self._run("norm", plan_id=plan.id, history=plan.history, sums=noted)
-        if reply[0] == "PLAN":
-            raise PlanGone
         if reply[0] == "SOME":
             return {}
         known = list(map(str, reply[1:]))
@@ -291,11 +293,7 @@ class JobScripts:
         """Take a contribution out of the plan, and log the reason. In rounds of units, one whose bytes are `damaged` is
         computed again. Raises LeaseLost, PlanGone."""
         why: dict[str, Any] = {"contribution": contribution.text, "reason": reason, "damaged": int(damaged)}
-        reply = self._run("reject", shard=shard, term=term, plan_id=plan.id, **why)
-        if reply[0] == "TERM":
-            raise lease_lost(shard, self._keys.job, reply[1])
-        if reply[0] == "PLAN":
-            raise PlanGone
+        self._run("reject", shard=shard, term=term, plan_id=plan.id, **why)
 
     def acquire(self, shard: int, holder: str, lease_ms: int, nonce: str) -> Acquired:
         """Take a shard's lease, unless another aggregator holds it."""
@@ -414,9 +412,7 @@ class JobScripts:
 
     def mirror(self, term: str, run_id: str, record: str) -> None:
         """Note which version Redis was given, in a job over shared memory. Raises LeaseLost."""
-        reply = self._run("mirror", shard=0, term=term, run_id=run_id, record=record)
-        if reply[0] == "TERM":
-            raise lease_lost(0, self._keys.job, reply[1])
+        self._run("mirror", shard=0, term=term, run_id=run_id, record=record)
 
     def rollback(
         self, term: str, history: str, memory: str, shard: int = 0, record: str = ""
@@ -430,8 +426,6 @@ class JobScripts:
         match self._run("rollback", shard=shard, term=term, history=history, memory=memory, record=record):
             case ["OK", version, lost]:
                 return int(version), int(lost)
-            case ["TERM", holds]:
-                raise lease_lost(shard, self._keys.job, holds)
             case ["HEAD" | "NOMIRROR", *_]:
                 return None
         raise damaged(self._keys.version)
@@ -440,7 +434,7 @@ class JobScripts:
         """Return how many replicas of the job's server have all that it has now, where `ask` runs a mark and counts
         them. Raises ServerRestarted, also if `history` has ended."""
         reply, replicas = with_scripts(self._call, SCRIPTS, lambda: ask(self.mark(history)))
-        if self._answered(reply, None)[0] == "HISTORY":
+        if self._answered(reply)[0] == "HISTORY":
             raise ServerRestarted
         return replicas
 
