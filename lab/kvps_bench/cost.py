@@ -48,19 +48,9 @@ class Cost:
         processes of this machine (Linux)."""
         keys = job.access.keys
         clock, version = job.access.client.together([("HVALS", keys.clock), ("HGET", keys.version, "version")])
-        received, sent, script_s, calls, server_s = map(sum, zip(*job.access.client.on_masters(_server), strict=True))
-        return cls(
-            at_s,
-            sum(map(int, clock)),
-            int(version),
-            received,
-            sent,
-            script_s,
-            calls,
-            server_s,
-            sum(map(_cpu_seconds, aggregators)),
-            sum(map(_cpu_seconds, workers)),
-        )
+        of_servers = map(sum, zip(*job.access.client.on_masters(_server), strict=True))
+        of_processes = (sum(map(_cpu_seconds, ids)) for ids in (aggregators, workers))
+        return cls(at_s, sum(map(int, clock)), int(version), *of_servers, *of_processes)
 
     def __sub__(self, before: Cost) -> Cost:
         pairs = zip(astuple(self), astuple(before), strict=True)

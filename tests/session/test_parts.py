@@ -269,14 +269,8 @@ def test_what_cannot_be_is_one_line(store: Store) -> None:
 @pytest.mark.parametrize("staleness", [1, -1])
 def test_what_was_prefetched_before_pulls_of_parts_is_not_used_after_them(store: Store, staleness: int) -> None:
     """The whole model that was on its way during a pull of a part came out of a pull twenty versions later."""
-    job = store.create_job(
-        "job",
-        {"x": np.zeros(4, F), "y": np.zeros(4, F)},
-        parts={"x": "x", "y": "y"},
-        staleness=staleness,
-        optimizer=kvps.SGD(lr=1.0),
-        transport="redis",
-    )
+    params, settings = {"x": np.zeros(4, F), "y": np.zeros(4, F)}, {"optimizer": kvps.SGD(lr=1.0), "transport": "redis"}
+    job = store.create_job("job", params, parts={"x": "x", "y": "y"}, staleness=staleness, **settings)
     with aggregating(job), job.join("w0", prefetch=True) as session:
         session.pull()
         session.push({"x": -np.ones(4, F), "y": -np.ones(4, F)})

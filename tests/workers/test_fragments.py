@@ -48,15 +48,8 @@ def _plain(job: kvps.Job) -> dict[str, np.ndarray]:
 
 
 def test_a_run_is_a_plain_loops_and_is_replayed_from_a_record(store: Store, tmp_path: Path, transport: str) -> None:
-    job = digits_job(
-        store,
-        workers=2,
-        local_steps=STEPS,
-        fragments=FRAGMENTS,
-        transport=transport,
-        optimizer=kvps.SGD(lr=1.0, momentum=0.9),
-        inner_optimizer=kvps.SGD(lr=0.5),
-    )
+    optimizers = {"optimizer": kvps.SGD(lr=1.0, momentum=0.9), "inner_optimizer": kvps.SGD(lr=0.5)}
+    job = digits_job(store, workers=2, local_steps=STEPS, fragments=FRAGMENTS, transport=transport, **optimizers)
     run_workers(job, *training(job, "w0", "w1"), record=tmp_path)
     _, weights = job.snapshot()
     for name, array in _plain(job).items():

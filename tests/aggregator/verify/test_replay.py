@@ -93,15 +93,9 @@ def test_rejected_evicted_and_come_back(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize("staleness", [0, -1])
 def test_a_loop_of_ones_own_is_replayed_from_its_record(store: Store, tmp_path: Path, staleness: int) -> None:
     """With gradients that hold NaN, all of a round's too, and a first version whose every contribution was damaged."""
-    job = store.create_job(
-        "mine",
-        {"W": np.ones((7, 3), np.float32), "b": np.zeros(3, np.float32)},
-        workers=2,
-        shards=2,
-        staleness=staleness,
-        nonfinite="skip",
-        optimizer=kvps.SGD(0.1, momentum=0.9),
-    )
+    params = {"W": np.ones((7, 3), np.float32), "b": np.zeros(3, np.float32)}
+    settings = {"workers": 2, "shards": 2, "nonfinite": "skip", "optimizer": kvps.SGD(0.1, momentum=0.9)}
+    job = store.create_job("mine", params, staleness=staleness, **settings)
 
     def worker(number: int) -> None:
         with job.join(f"w{number}") as session:

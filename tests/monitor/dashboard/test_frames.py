@@ -127,28 +127,27 @@ def test_a_series_has_a_bounded_number_of_points_and_keeps_its_ends() -> None:
     assert series.rewritten > 0
 
 
-def test_the_last_mean_of_losses_is_the_one_of_the_tile(store: Store) -> None:
+def look_after(store: Store, *losses: tuple[str, float]) -> Look:
+    """A look at a job behind rounds of these workers with these losses."""
     job = store.create_job("j", model(), workers=2, staleness=-1)
     with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
-        for session, loss in ((w0, 1.0), (w1, 3.0), (w0, 0.5)):
+        # A trace goes with the next push.
+        for worker, loss in (*losses, ("w0", None), ("w1", None)):
+            session = {"w0": w0, "w1": w1}[worker]
             session.push(gradient(session.pull(), session.rank, 0), loss=loss)
-        for session in (w0, w1):  # a trace goes with the next push
-            session.push(gradient(session.pull(), session.rank, 0))
-        assert eventually(lambda: sum(job.clock().values()) == 5)
+        assert eventually(lambda: sum(job.clock().values()) == len(losses) + 2)
         [look] = looks_at(job, 1, lambda number: None)
+    return look
+
+
+def test_the_last_mean_of_losses_is_the_one_of_the_tile(store: Store) -> None:
+    look = look_after(store, ("w0", 1.0), ("w1", 3.0), ("w0", 0.5))
     assert look.series["loss"].points[-1][1:] == (2, (look.view.loss, 0.5, 3.0))
     assert look.view.loss == 1.75
 
 
 def test_losses_of_a_round_are_those_of_all_workers(store: Store) -> None:
-    job = store.create_job("j", model(), workers=2, staleness=-1)
-    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
-        for session, loss in ((w0, 1.0), (w0, 0.5), (w1, 3.0), (w1, float("nan"))):
-            session.push(gradient(session.pull(), session.rank, 0), loss=loss)
-        for session in (w0, w1):  # a trace goes with the next push
-            session.push(gradient(session.pull(), session.rank, 0))
-        assert eventually(lambda: sum(job.clock().values()) == 6)
-        [look] = looks_at(job, 1, lambda number: None)
+    look = look_after(store, ("w0", 1.0), ("w0", 0.5), ("w1", 3.0), ("w1", float("nan")))
     points = {p.x: p.values for p in look.series["loss"].points}
     assert points == {1: (2.0, 1.0, 3.0), 2: (0.5, 0.5, 0.5)}, "a loss that is no number is not counted"
     norms = {p.x: p.values for p in look.series["norm"].points}
