@@ -20,7 +20,7 @@ from kvps.connection.sockets import connection_settings
 from kvps.job import Job
 from kvps_bench.crew import Member, Place, crew
 from kvps_bench.result import Bar, Result, Row, machine
-from kvps_bench.roles import Aggregator, Role, temporary_job
+from kvps_bench.roles import Aggregator, Worker, temporary_job
 from kvps_bench.turns import Times, in_turns
 
 _PATIENCE_S = 120.0
@@ -65,21 +65,19 @@ class Committer(Aggregator):
         return self._ready.spans[-self._job.state().version :]
 
 
-class Sleeper(Role):
+class Sleeper(Worker):
     """A worker that pushes at once and is then blocked until the next commit."""
 
-    def __init__(self, url: str, name: str) -> None:
-        super().__init__(url)
-        self._session = self.store.job(name).join("w0")
+    def __init__(self, url: str, job: str, rank: int) -> None:
+        super().__init__(url, job, rank)
         self._wait = Stamps(self.store.client, "wait_and_read")
-        self._grads = {"w": np.ones(1, DTYPE)}
 
     def wakes(self, number: int) -> list[tuple[int, int, int]]:
         """Return for each wake-up the version, when XREAD returned, and when pull returned, in ns."""
         woken = []
         self._session.pull()
         for _ in range(number):
-            self._session.push(self._grads)
+            self._session.push(self._gradients)
             before = len(self._wait.spans)
             self._session.pull()
             now = time.monotonic_ns()
@@ -87,29 +85,17 @@ class Sleeper(Role):
                 woken.append((self._session.version, self._wait.spans[-1][1], now))
         return woken
 
-    def close(self) -> None:
-        self._session.leave()
-        super().close()
 
-
-class Waker(Role):
+class Waker(Worker):
     """The worker whose push comes last, so that the commit follows it."""
-
-    def __init__(self, url: str, name: str) -> None:
-        super().__init__(url)
-        self._session = self.store.job(name).join("w1")
 
     def pushes(self, number: int) -> None:
         """Push `number` times, each time a while after the other worker has been blocked."""
         for _ in range(number):
             self._session.pull()
             time.sleep(_GAP_S)
-            self._session.push({"w": np.ones(1, DTYPE)})
+            self._session.push(self._gradients)
             time.sleep(_GAP_S / 2)  # sleep while the other worker wakes up
-
-    def close(self) -> None:
-        self._session.leave()
-        super().close()
 
 
 class Stream:
@@ -180,7 +166,7 @@ _NOTES = (
 def _measured(place: Place, url: str, turns: int, number: int) -> dict[str, Times]:
     with temporary_job(place, "unix", {"w": np.zeros(1, DTYPE)}, workers=2) as job:
         stream = f"bench-{secrets.token_hex(4)}"
-        makers = [(Committer, url, job.name), (Sleeper, url, job.name), (Waker, url, job.name)]
+        makers = [(Committer, url, job.name), (Sleeper, url, job.name, 0), (Waker, url, job.name, 1)]
         with crew(*makers, (Stream, url, stream), (Stream, url, stream)) as members:
             both = _Both(members, number)
             in_turns({"bare": both.bare, "kvps": both.kvps}, turns)
