@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.util
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from helpers.internals import forget_reductions
 from helpers.paths import ROOT, program_on_path
 from helpers.servers import private_directory, program_of, running_server
 from helpers.waiting import eventually, processes_of
-from helpers.zygote import Popen
+from helpers.zygote import Popen, spawnv_passfds
 
 import kvps
 from kvps.server import private_server
@@ -160,8 +161,9 @@ def own_rules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Python commands that this process starts by `subprocess` are forked from the zygote."""
+    """The Pythons that this process starts by `subprocess` or `multiprocessing` are forked from the zygote."""
     monkeypatch.setattr(subprocess, "Popen", Popen)
+    monkeypatch.setattr(multiprocessing.util, "spawnv_passfds", spawnv_passfds)
 
 
 @pytest.fixture

@@ -185,6 +185,13 @@ class Popen(_FreshPopen[Any]):
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
+def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+    """Start what multiprocessing spawns, in place of its function of this name; return the pid."""
+    process = Popen([os.fsdecode(word) for word in args], pass_fds=tuple(passfds))
+    process.returncode = 0  # multiprocessing waits for it
+    return process.pid
+
+
 def main() -> None:
     """Serve as a zygote, which sys.argv describes; never return."""
     end, *modules, _ = sys.argv[1:]

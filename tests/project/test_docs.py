@@ -114,7 +114,8 @@ def steps_of(page: str) -> list[Step]:
 
 
 def normal(text: str) -> str:
-    """Text with the order of hashes and of JSON's fields, and the widths of tables, taken out."""
+    """Text with the order of hashes and of JSON's fields, the widths of tables, and empty lines taken out: a progress bar
+    leaves one on a terminal that cannot go back."""
     lines, pairs = list[str](), list[str]()
     for line in [*text.replace("\r\n", "\n").split("\n"), ""]:
         if pair := re.match(r" *\d+# (.*)", line):
@@ -124,7 +125,8 @@ def normal(text: str) -> str:
         pairs = []
         if line.startswith("{"):
             line = json.dumps(json.loads(line), sort_keys=True)
-        lines.append(re.sub(r"  +", "  ", line.rstrip()))
+        if line.strip():
+            lines.append(re.sub(r"  +", "  ", line.rstrip()))
     return "\n".join(lines).strip("\n") + "\n"
 
 

@@ -26,6 +26,8 @@ ITEMS = 300_000
 ID = "0123abcd"
 READERS = 16
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 _spawn = multiprocessing.get_context("spawn")
 
 

@@ -33,7 +33,7 @@ ROUNDS = 6
 ITEMS = 300_000
 ID = "0123abcd.workers"
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = pytest.mark.usefixtures("runtime", "forked")
 
 _spawn = multiprocessing.get_context("spawn")
 

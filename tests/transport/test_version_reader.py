@@ -22,6 +22,8 @@ from kvps.transport import version_reader
 READERS = 8
 READS = 200
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 _spawn = multiprocessing.get_context("spawn")
 
 
