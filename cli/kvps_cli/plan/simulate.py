@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ from kvps_simulate.units import parse_size, parse_time, seconds, size
 
 from kvps.errors import InvalidSetting, counted
 from kvps_cli.long_work import LongWork
-from kvps_cli.options import AsJson, Quiet, check_file, extra
+from kvps_cli.options import AsJson, Quiet, SharedOptions, check_file, extra, with_shared
 from kvps_cli.output import print_json, write_file
 from kvps_cli.tables import print_rows
 
@@ -21,41 +22,57 @@ if TYPE_CHECKING:
 
 _HOSTS, _TRAINING, _FAULTS = "Hosts", "Training", "What goes wrong"
 _KINDS = (".html", ".svg")
+_TIMES = ("latency", "compute", "restart", "failover")
 
 
 def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
 
 
-def simulate(
-    workers: Annotated[int, _option("How many workers train.", _TRAINING, "--workers", "-w")] = 8,
-    nodes: Annotated[int, _option("How many data nodes (Redis masters) hold the shards.", _HOSTS)] = 1,
-    aggregators: Annotated[int, _option("How many aggregators; 0: one for each data node.", _HOSTS)] = 0,
-    shards: Annotated[int, _option("Into how many parts the model is cut; 0: as many as it must be.", _HOSTS)] = 0,
-    size: Annotated[str, _option("Of the model in float32, as 10GB.", _TRAINING, metavar="BYTES")] = "40MB",
-    bandwidth: Annotated[str, _option("Of each host's link, each way, as 25Gb.", _HOSTS, metavar="BITS")] = "25Gb",
-    latency: Annotated[str, _option("From host to host, one way.", _HOSTS, metavar="TIME")] = "50us",
-    cores: Annotated[int, _option("Of each host that a data node is on.", _HOSTS)] = 16,
+@dataclass
+class SettingOptions(SharedOptions):
+    """The options of what is simulated."""
+
+    workers: Annotated[int, _option("How many workers train.", _TRAINING, "--workers", "-w")] = 8
+    nodes: Annotated[int, _option("How many data nodes (Redis masters) hold the shards.", _HOSTS)] = 1
+    aggregators: Annotated[int, _option("How many aggregators; 0: one for each data node.", _HOSTS)] = 0
+    shards: Annotated[int, _option("Into how many parts the model is cut; 0: as many as it must be.", _HOSTS)] = 0
+    size: Annotated[str, _option("Of the model in float32, as 10GB.", _TRAINING, metavar="BYTES")] = "40MB"
+    bandwidth: Annotated[str, _option("Of each host's link, each way, as 25Gb.", _HOSTS, metavar="BITS")] = "25Gb"
+    latency: Annotated[str, _option("From host to host, one way.", _HOSTS, metavar="TIME")] = "50us"
+    cores: Annotated[int, _option("Of each host that a data node is on.", _HOSTS)] = 16
     topology: Annotated[
         str, _option("; ".join(f"{name}: {what}" for name, what in TOPOLOGIES.items()), _HOSTS, metavar="NAME")
-    ] = "apart",
-    staleness: Annotated[int, _option("0 is BSP, N is SSP, -1 is ASP.", _TRAINING, "--staleness", "-s")] = 0,
-    gradient_format: Annotated[str, _option("As of kvps create.", _TRAINING, metavar="FORMAT")] = "fp32",
-    weight_format: Annotated[str, _option("fp32 or bf16.", _TRAINING, metavar="FORMAT")] = "fp32",
-    optimizer: Annotated[str, _option("sgd, momentum, adagrad or adam.", _TRAINING, metavar="NAME")] = "sgd",
-    compute: Annotated[
-        str, _option("Time in which a worker computes a gradient.", _TRAINING, metavar="TIME")
-    ] = "100ms",
-    rounds: Annotated[int, _option("How many rounds each worker does.", _TRAINING)] = 20,
-    jitter: Annotated[float, _option("Sigma of a log-normal factor on each computation.", _FAULTS)] = 0.0,
+    ] = "apart"
+    staleness: Annotated[int, _option("0 is BSP, N is SSP, -1 is ASP.", _TRAINING, "--staleness", "-s")] = 0
+    gradient_format: Annotated[str, _option("As of kvps create.", _TRAINING, metavar="FORMAT")] = "fp32"
+    weight_format: Annotated[str, _option("fp32 or bf16.", _TRAINING, metavar="FORMAT")] = "fp32"
+    optimizer: Annotated[str, _option("sgd, momentum, adagrad or adam.", _TRAINING, metavar="NAME")] = "sgd"
+    compute: Annotated[str, _option("Time in which a worker computes a gradient.", _TRAINING, metavar="TIME")] = "100ms"
+    rounds: Annotated[int, _option("How many rounds each worker does.", _TRAINING)] = 20
+    jitter: Annotated[float, _option("Sigma of a log-normal factor on each computation.", _FAULTS)] = 0.0
     slow: Annotated[
         str, _option("Part of all computations that take N times as long, as 0.01=5x.", _FAULTS, metavar="PART=Nx")
-    ] = "0=5x",
-    worker_failures: Annotated[float, _option("Deaths of one worker in an hour.", _FAULTS)] = 0.0,
-    node_failures: Annotated[float, _option("Failures of one data node in an hour.", _FAULTS)] = 0.0,
-    restart: Annotated[str, _option("Until a dead worker has joined again.", _FAULTS, metavar="TIME")] = "30s",
-    failover: Annotated[str, _option("Until a failed data node has a successor.", _FAULTS, metavar="TIME")] = "15s",
-    seed: Annotated[int, _option("Decides all that is random.", _FAULTS)] = 0,
+    ] = "0=5x"
+    worker_failures: Annotated[float, _option("Deaths of one worker in an hour.", _FAULTS)] = 0.0
+    node_failures: Annotated[float, _option("Failures of one data node in an hour.", _FAULTS)] = 0.0
+    restart: Annotated[str, _option("Until a dead worker has joined again.", _FAULTS, metavar="TIME")] = "30s"
+    failover: Annotated[str, _option("Until a failed data node has a successor.", _FAULTS, metavar="TIME")] = "15s"
+    seed: Annotated[int, _option("Decides all that is random.", _FAULTS)] = 0
+
+    def setting(self) -> Setting:
+        """Return it in the units of the simulation. Raises InvalidSetting."""
+        given: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in _TIMES}
+        given |= {name: parse_size(f"--{name}", given[name]) for name in ("size", "bandwidth")}
+        given |= {f"{name}_s": parse_time(f"--{name}", getattr(self, name)) for name in _TIMES}
+        given["slow"], given["slow_by"] = _parse_slow(self.slow)
+        return Setting(**given)
+
+
+@with_shared
+def simulate(
+    what: SettingOptions,
+    *,
     constants: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What steps cost.", show_default="measured on one machine")
     ] = None,
@@ -76,33 +93,7 @@ def simulate(
         raise InvalidSetting(f"--out must end in {' or '.join(_KINDS)}, not {str(out)!r}")
     if out:
         check_file("--out", out)
-    part, factor = _parse_slow(slow)
-    setting = Setting(
-        workers=workers,
-        nodes=nodes,
-        aggregators=aggregators,
-        shards=shards,
-        size=parse_size("--size", size),
-        bandwidth=parse_size("--bandwidth", bandwidth),
-        latency_s=parse_time("--latency", latency),
-        cores=cores,
-        topology=topology,
-        staleness=staleness,
-        gradient_format=gradient_format,
-        weight_format=weight_format,
-        optimizer=optimizer,
-        compute_s=parse_time("--compute", compute),
-        jitter=jitter,
-        slow=part,
-        slow_by=factor,
-        worker_failures=worker_failures,
-        node_failures=node_failures,
-        restart_s=parse_time("--restart", restart),
-        failover_s=parse_time("--failover", failover),
-        rounds=rounds,
-        seed=seed,
-    )
-    _run(setting, Constants.load(constants), out, LongWork(quiet, as_json))
+    _run(what.setting(), Constants.load(constants), out, LongWork(quiet, as_json))
 
 
 def _parse_slow(text: str) -> tuple[float, float]:
