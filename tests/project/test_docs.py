@@ -114,8 +114,8 @@ def steps_of(page: str) -> list[Step]:
 
 
 def normal(text: str) -> str:
-    """Text with the order of hashes and of JSON's fields, the widths of tables, and empty lines taken out: a progress bar
-    leaves one on a terminal that cannot go back."""
+    """Text with the order of hashes and of JSON's fields, the widths of tables, and empty lines taken out: a progress
+    bar leaves one on a terminal that cannot go back."""
     lines, pairs = list[str](), list[str]()
     for line in [*text.replace("\r\n", "\n").split("\n"), ""]:
         if pair := re.match(r" *\d+# (.*)", line):

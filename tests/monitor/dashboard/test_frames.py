@@ -98,7 +98,7 @@ def test_a_quiet_job_costs_few_bytes_whatever_its_workers(store: Store) -> None:
     job = store.create_job("j", {"x": np.zeros(8, np.float32)}, workers=300, worker_timeout_ms=3_600_000)
     for number in range(300):
         job.access.scripts.join(f"w{number}", "n", "", {"host": "h", "pid": number, "device": "cpu"})
-    one, two = looks_at(job, 2, lambda number: None)
+    _, two = looks_at(job, 2, lambda number: None)
     assert len(frame(None, two)) < 300 * 250
     # Not while they become silent, one after another: they joined once, and give no sign of life.
     assert eventually(lambda: len(frame(*looks_at(job, 2, lambda number: None))) < 1000)
