@@ -42,7 +42,8 @@ class Saver:
         self._flush = flush
         self._job = job
         self._settings = settings
-        self._done = (-1, "")  # version and head: a version may be lost and made again
+        # Version, head, for a version may be lost and made again, and whether the job was finished.
+        self._done = (-1, "", False)
         self._lock = threading.Lock()
         self._writing = self._behind = False
         self._pool = ThreadPoolExecutor(1, f"kvps-save-{job.name}")
@@ -91,14 +92,15 @@ class Saver:
 
     def _write(self, state: State) -> None:
         job, directory = self._job, self._settings.directory
-        if (state.version, state.head) == self._done:
+        finished = state.finished(job.config)
+        if (state.version, state.head, finished) == self._done:
             return
         try:
             saved = job.checkpoint_of(state)
         except ChunkGone:  # another reader's pin was in the way: write a later version
             saved = job.checkpoint()
         saved.write(directory / saved.filename)
-        self._done = (saved.version, saved.head)
+        self._done = (saved.version, saved.head, finished)
         with suppress(KvpsError, ServerRestarted):  # on failure, less of the log moves: what may be lost stays in Redis
             self._flush()
         with suppress(ServerRestarted):  # then the next checkpoint moves the log

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from safetensors.numpy import load_file
 
 import kvps
 from kvps.history.checkpoint import Checkpoint
+from kvps.history.checkpoint_directory import newest
 from kvps.session.session import Session
 from kvps.store import Store
 
@@ -214,3 +216,16 @@ def test_directories_may_be_named_as_text(store: Store, tmp_path: Path) -> None:
     )
     assert any((tmp_path / "record").iterdir())
     assert [path.suffix for path in tmp_path.glob("*.safetensors")] == [".safetensors"]
+
+
+def test_the_last_checkpoint_says_that_the_job_is_finished(store: Store, tmp_path: Path) -> None:
+    """Its version was saved before, when the worker had not left: who resumed from that file would begin to train."""
+    job = store.create_job("job", model(), workers=1)
+    with ThreadPoolExecutor(1) as pool, job.join("w0") as session:
+        serving = pool.submit(serve, job, checkpoints=Checkpoints(tmp_path, 1))
+        session.push(session.pull())
+        assert eventually(lambda: bool(found := newest(tmp_path, "job")) and not found.checkpoint.finished)
+    serving.result()
+    found = newest(tmp_path, "job")
+    assert found
+    assert (found.checkpoint.version, found.checkpoint.finished) == (1, True)
