@@ -176,14 +176,20 @@ class Supervisor:
                     restart = self.run_again if child.leaving or child.retried else self._restart
                     restart(child)
                     log.info("%s: %s", end, "; ".join([*done, f"started again as process {child.process.pid}{number}"]))
-                elif (child.leaving or child.signal) and child.mark not in self._ended:
-                    why = "" if child.leaving else " after its last round: not started again"
+                elif self._is_to_be_said(child):
                     end = self._note(child)
+                    late = " after its last round" if child.signal else ""
+                    why = "" if child.leaving else f"{late}: not started again"
                     if not (self._stopping and child.code in (0, SUSPENDED)):
                         log.info("%s%s", end, why)
         for child in self.children.values():
             if child.leaving and child.running and time.monotonic() - child.leaving > self._care.grace_s:
                 signal_group(child.process, signal.SIGKILL)
+
+    def _is_to_be_said(self, child: Child) -> bool:
+        """Return whether nobody knows yet that a child has ended, for good. A command of kvps says itself why."""
+        failed = child.failed and not child.own
+        return bool(child.leaving or child.signal or failed) and child.mark not in self._ended
 
     def _forgives(self, child: Child) -> bool:
         """Return whether a child that has ended with an error of its own is started again, and count that. After its
@@ -196,7 +202,7 @@ class Supervisor:
         """Remember how a child ended, and return it as a sentence without its full stop."""
         by = f", by {child.killed_by}" if child.killed_by else ""
         end = f"was killed ({child.signal}{by})" if child.signal else f"was evicted, and ended with code {child.code}"
-        if child.retried:
+        if child.retried or child.failed:
             end = f"ended with code {child.code}"
         if child.leaving:
             late = f"was killed after {self._care.grace_s:g} s" if child.code == -signal.SIGKILL else "left"

@@ -55,6 +55,12 @@ def newest(directory: Path, job: str) -> Newest | None:
     )
 
 
+def holds(directory: Path, job: str, id: str, version: int) -> bool:
+    """Return whether a directory has a job's checkpoint of this version."""
+    matches = (_named(job, id).fullmatch(path.name) for path in directory.glob(f"[!.]*{SUFFIX}"))
+    return any(match and int(match["version"]) == version for match in matches)
+
+
 def passed_over(found: Newest) -> str:
     """Return the line about newer files that are damaged."""
     return f"passed over, damaged or cut short: {', '.join(found.damaged)}"

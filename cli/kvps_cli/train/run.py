@@ -25,7 +25,7 @@ from kvps_cli.child import SUSPENDED, Child
 from kvps_cli.finished_runs import make_room
 from kvps_cli.output import log_options, say, start_log
 from kvps_cli.supervise import Care, Supervisor
-from kvps_cli.train.after import what_stays
+from kvps_cli.train.after import is_saved, what_stays
 from kvps_cli.train.evaluator import EvaluatorOptions, EvaluatorProcess
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.lifetime import Lifetime
@@ -115,8 +115,11 @@ def run(
             )
         if server.stays_s and version and not quiet and (stays := what_stays(store, name, kept.saving)):
             say(stays)
+        saved = not (version and kept.saving) or is_saved(store, name, kept.saving)
     check_trained(name, version, copies)
     check_killed(name, copies)
+    if not saved:
+        raise KvpsError(f"job {name}: its last version, {version}, could not be written to {directory}")
 
 
 def _checked(command: Sequence[str]) -> list[str]:
@@ -194,6 +197,8 @@ class _Run:
                         evaluator.await_last(quiet, lambda: stop.asked)
                 elif stop.asked or any(copy.suspended for copy in copies):
                     self.stopped = True
+                    keep(job, self._kept, quiet)
+                elif self._kept.saving and job.state().version:  # a copy failed: no aggregator writes the last version
                     keep(job, self._kept, quiet)
             finish(supervisor, job, serving)
             self._show_figures(job, job.state())

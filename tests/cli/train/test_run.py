@@ -19,6 +19,7 @@ from helpers.waiting import awaited_job, eventually
 from kvps_cli.prove.fault_injection import judge
 
 import kvps
+from kvps.history.checkpoint_directory import newest
 from kvps.server import private_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
@@ -193,11 +194,44 @@ def test_a_job_that_goes_on_after_its_aggregator_has_ended_gets_another(lasting:
 
 
 def test_a_copy_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
-    done = kvps_run("run", "-w", "2", "--worker-timeout", "1", *script(30, "fail"))
+    """It is named at once, and the last version is in a file, as the last line says, though the job is not finished."""
+    done = kvps_run("run", "-w", "2", "--worker-timeout", "1", "--checkpoint-every", "1000", *script(30, "fail"))
     assert done.returncode == 1
+    assert re.search(r"^w1 \(process \d+\) ended with code 1: not started again$", done.stderr, re.M)
+    found = newest(here / "checkpoints", "train")
+    assert found
+    assert found.checkpoint.clock == {"w0": 30, "w1": 5}
     assert "w1: RuntimeError: unlucky\n" in done.stderr
     assert "w0: finished False ('w0', 30) ('w1', 5)" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("kvps: error: job train: w1 failed; the others went on")
+
+
+WITHOUT_ITS_FILES = """
+import shutil
+from pathlib import Path
+
+import kvps
+from helpers.harness import gradient, model
+
+with kvps.from_env() as worker:
+    job = worker.create_job(model())
+    with job.join(worker.id) as session:
+        session.push(gradient(session.pull(), 0, 0))
+        params = session.pull()  # of version 1: the aggregator has begun
+        shutil.rmtree("checkpoints")
+        Path("checkpoints").touch()
+        session.push(gradient(params, 0, 1))
+"""
+
+
+def test_a_last_version_that_could_not_be_written_is_an_error_and_the_last_line_says_where_it_is(here: Path) -> None:
+    (here / "train.py").write_text(WITHOUT_ITS_FILES)
+    done = kvps_run("run", "-w", "1", "--checkpoint-every", "9", "--server-stays", "1", *script())
+    assert done.returncode == 1
+    *_, stays, error = done.stderr.splitlines()
+    lost = f"the last version is in no file of {here}/checkpoints; the weights and the log stay for 1 second:"
+    assert stays.startswith(lost)
+    assert error == f"kvps: error: job train: its last version, 2, could not be written to {here}/checkpoints"
 
 
 FAILING = """
@@ -243,7 +277,7 @@ def test_copies_that_end_with_an_error_of_their_own_are_started_again_so_many_ti
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("kvps: error: job failing-2: w1 failed; the others went on")
     done = kvps_run("run", "--max-restarts", "9", *words, "late")
-    assert (done.returncode, "started again" in done.stderr) == (1, False)
+    assert (done.returncode, "again as process" in done.stderr) == (1, False)
 
 
 STUBBORN = """
