@@ -281,7 +281,11 @@ class EvaluatorContext(RunContext):
 
 def other_settings(job: str, config: JobConfig, asked: JobConfig, differing: Sequence[str]) -> str:
     """Return the message about settings of a job that goes on, which are given again and are not the same."""
-    each = [f"{name} {getattr(config, name)}, not {getattr(asked, name)}" for name in differing]
+    pairs = [(name, getattr(config, name), getattr(asked, name)) for name in differing]
+    each = [
+        f"{name} {has}, not {other.beside(has) if isinstance(other, optim.Optimizer) else other}"
+        for name, has, other in pairs
+    ]
     return (
         f"job {job!r} goes on with the settings that it has: {'; '.join(each)}. Give the same again, or begin anew "
         f"under another name (--job NAME)"

@@ -52,6 +52,13 @@ class Setting:
     def __str__(self) -> str:
         return f"{self.kind}({', '.join(self.in_words())})"
 
+    def beside(self, other: Setting) -> str:
+        """Return it in words, for a message that has `other` too: if both read the same, it says what differs."""
+        if str(self) != str(other):
+            return str(self)
+        names = (f.name for f in dataclasses.fields(self))  # type: ignore[arg-type]
+        return f"{self} with other {', '.join(n for n in names if getattr(self, n) != getattr(other, n))}"
+
     def in_words(self) -> list[str]:
         """Return NAME=VALUE of each setting that is not at its default, and of the learning rate."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]

@@ -299,9 +299,9 @@ def _checked(job: Job, rule: optim.Optimizer, settings: dict[str, Any]) -> Job:
     """Return a job that was made elsewhere. Raises InvalidSetting if it steps by another rule, or for `settings`."""
     if settings:
         raise InvalidSetting(f"job {job.name!r} has its settings already: leave out {', '.join(settings)}")
-    if job.config.optimizer != rule:
+    if (present := job.config.optimizer) != rule:
         raise InvalidSetting(
-            f"job {job.name!r} steps by {job.config.optimizer}, and this optimizer is {rule}: give the optimizer, and "
-            f"the scheduler, with which the job was made"
+            f"job {job.name!r} steps by {present}, and this optimizer is {rule.beside(present)}: give the optimizer, "
+            f"and the scheduler, with which the job was made"
         )
     return job

@@ -282,6 +282,15 @@ def test_what_does_not_fit_the_job_is_refused(store: Store) -> None:
         kvps.torch.Optimizer(adam, model, job=job, staleness=1, buffers="rank0")
     with pytest.raises(kvps.InvalidSetting, match="and this optimizer is sgd"):
         kvps.torch.Optimizer(OPTIMIZERS["sgd"](model.parameters()), model, job=job)
+    grouped = OPTIMIZERS["adam"](model.parameters()), OPTIMIZERS["adam"](model.parameters())
+    for factor, optimizer in enumerate(grouped, 2):
+        group = optimizer.param_groups[0]
+        last = group["params"].pop()
+        optimizer.add_param_group({"params": [last], "weight_decay": factor / 10})
+    rule = kvps.torch.optimizer(model, grouped[0])
+    of_groups = store.create_job("groups", kvps.torch.parameters(model), optimizer=rule, workers=2)
+    with pytest.raises(kvps.InvalidSetting, match=r"and this optimizer is adam\(.*\) with other groups: give"):
+        kvps.torch.Optimizer(grouped[1], model, job=of_groups)
     with pytest.raises(kvps.InvalidSetting, match="leave out optimizer=: it comes first"):
         kvps.torch.Optimizer(adam, model, optimizer=kvps.SGD(lr=0.1))
     assert job.clock() == {}

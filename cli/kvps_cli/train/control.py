@@ -39,7 +39,8 @@ def resume(job: options.JobName, reason: Reason = "", redis: options.Redis = Non
         before = opened.round_state().run
         opened.resume(reason)
         was = "goes on, as before" if before.state == "running" else f"goes on; it was {before.why}"
-        say(f"job {job}: {was}")
+        over = "; but all its workers have finished" if opened.state().finished(opened.config) else ""
+        say(f"job {job}: {was}{over}")
 
 
 def set_(

@@ -41,6 +41,15 @@ def test_a_run_is_steered_from_the_command_line(store: Store, monkeypatch: pytes
     assert "all workers end with round 1, enough" in log
 
 
+def test_a_job_whose_workers_have_finished_is_not_said_to_go_on(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPS_REDIS_URL", store.url)
+    job = store.create_job("job", {"x": np.zeros(3, np.float32)})
+    with job.join("w0") as session:
+        job.stop("enough")
+        session.pull()
+    assert said("resume", "job") == "job job: goes on; it was stopped by w0: enough; but all its workers have finished"
+
+
 def test_what_cannot_be_set_is_refused_in_one_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVPS_REDIS_URL", store.url)
     store.create_job("job", {"x": np.zeros(3, np.float32)})
