@@ -92,15 +92,14 @@ class Saver:
 
     def _write(self, state: State) -> None:
         job, directory = self._job, self._settings.directory
-        finished = state.finished(job.config)
-        if (state.version, state.head, finished) == self._done:
+        if (state.version, state.head, state.finished(job.config)) == self._done:
             return
         try:
             saved = job.checkpoint_of(state)
         except ChunkGone:  # another reader's pin was in the way: write a later version
             saved = job.checkpoint()
         saved.write(directory / saved.filename)
-        self._done = (saved.version, saved.head, finished)
+        self._done = (saved.version, saved.head, saved.finished)
         with suppress(KvpsError, ServerRestarted):  # on failure, less of the log moves: what may be lost stays in Redis
             self._flush()
         with suppress(ServerRestarted):  # then the next checkpoint moves the log

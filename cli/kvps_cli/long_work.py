@@ -106,11 +106,11 @@ def duration(seconds: float) -> str:
 
 class LongWork:
     """The work of one command, a stage after another. It shows the present stage from 2 s on, from a thread of its
-    own, because the command's thread works."""
+    own, because the command's thread works. A terminal that cannot take a bar away again gets none."""
 
     def __init__(self, quiet: bool = False, as_json: bool = False) -> None:
         self._console = Console(stderr=True)
-        self._quiet, self.as_json = quiet, as_json
+        self._quiet, self.as_json = quiet or (self._console.is_dumb_terminal and not as_json), as_json
         self._stage: Stage | None = None
         self._over = threading.Event()
         self._bar: Progress | None = None

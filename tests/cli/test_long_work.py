@@ -82,6 +82,15 @@ def test_a_terminal_gets_a_bar() -> None:
 
 
 @pytest.mark.slow
+def test_a_terminal_that_cannot_go_back_gets_no_bar() -> None:
+    """It would leave an empty line."""
+    work = WORK.replace("stage.add(2)", "stage.add(2); seen.wait(1); seen.set()")
+    with on_a_terminal([sys.executable, "-c", work], TERM="dumb") as terminal:
+        assert terminal.end() == 0
+        assert terminal.output == "42\r\n"
+
+
+@pytest.mark.slow
 def test_a_quick_command_shows_nothing(home: Path) -> None:
     """No command here takes 2 s but for its imports, which are before its work."""
     done = subprocess.run([*KVPS, "checkpoint", "ls", "."], capture_output=True, text=True, cwd=home.parent)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from helpers.ddp import weights_of
-from helpers.paths import ROOT, TESTS
+from helpers.paths import ROOT
+from helpers.torch_process import ends_of_ddp
 
 Weights = dict[str, np.ndarray]
 WORKERS, CLIP_NORM = 2, 1.0
@@ -76,22 +76,7 @@ def plain_loop(
 
 def by_ddp(folder: Path, steps: int) -> Weights:
     """Return the weights with which DistributedDataParallel ends, on a process for each worker."""
-    command = [sys.executable, str(TESTS / "helpers" / "gpt.py")]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(WORKERS), str(folder), str(steps)], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(WORKERS)
-    ]
-    try:
-        for process in ranks:
-            _, said = process.communicate(timeout=300)
-            assert process.returncode == 0, said
-    finally:
-        for process in ranks:
-            process.kill()
-            process.communicate()
-    return dict(np.load(folder / "ddp.npz"))
+    return ends_of_ddp(folder, str(steps), program="gpt.py")["ddp"]
 
 
 def distance(one: Weights, other: Weights) -> float:

@@ -22,16 +22,16 @@ def importing(*modules: str) -> type[Popen]:
     return type("LibraryPopen", (TorchPopen,), {"modules": (*TorchPopen.modules, *modules)})
 
 
-def ends_of_ddp(folder: Path, *what: str) -> dict[str, dict[str, np.ndarray]]:
-    """Run helpers/ddp.py in two processes; return what rank 0 leaves in the folder, by the names of the files."""
-    command = [sys.executable, str(TESTS / "helpers" / "ddp.py")]
+def ends_of_ddp(folder: Path, *what: str, program: str = "ddp.py") -> dict[str, dict[str, np.ndarray]]:
+    """Run a program of helpers/ in two processes; return what rank 0 leaves in the folder, by the names of files."""
+    command = [sys.executable, str(TESTS / "helpers" / program)]
     ranks = [
         TorchPopen([*command, str(rank), "2", str(folder), *what], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
     try:
         for rank in ranks:
-            _, said = rank.communicate(timeout=100)
+            _, said = rank.communicate(timeout=300)
             assert rank.returncode == 0, said
     finally:
         for rank in ranks:

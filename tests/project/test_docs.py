@@ -114,8 +114,7 @@ def steps_of(page: str) -> list[Step]:
 
 
 def normal(text: str) -> str:
-    """Text with the order of hashes and of JSON's fields, the widths of tables, and empty lines taken out: a progress
-    bar leaves one on a terminal that cannot go back."""
+    """Text with the order of hashes and of JSON's fields, and the widths of tables, taken out."""
     lines, pairs = list[str](), list[str]()
     for line in [*text.replace("\r\n", "\n").split("\n"), ""]:
         if pair := re.match(r" *\d+# (.*)", line):
@@ -125,8 +124,7 @@ def normal(text: str) -> str:
         pairs = []
         if line.startswith("{"):
             line = json.dumps(json.loads(line), sort_keys=True)
-        if line.strip():
-            lines.append(re.sub(r"  +", "  ", line.rstrip()))
+        lines.append(re.sub(r"  +", "  ", line.rstrip()))
     return "\n".join(lines).strip("\n") + "\n"
 
 

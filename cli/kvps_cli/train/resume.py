@@ -133,8 +133,11 @@ def _await_ended(job: Job, launched: Launcher | None, grace_s: float) -> list[Me
     end, announced = time.monotonic() + max(timeout_s + 1, grace_s), False
     while True:
         state = job.state()
-        ours = [m for m in state.members.values() if m.state in ("active", "rejoining") or m.worker in state.on_leave]
-        if not job.config.units:
+        if job.config.units:
+            ours = [
+                m for m in state.members.values() if m.state in ("active", "rejoining") or m.worker in state.on_leave
+            ]
+        else:
             ours = [m for m in state.members.values() if not (m.finished or m.evicted)]
         if launched and launched.most:
             ours = [m for m in ours if m.worker in {f"w{rank}" for rank in range(launched.most)}]

@@ -22,11 +22,11 @@ from matplotlib.patches import FancyArrowPatch, Patch
 from kvps.errors import InvalidSetting, counted
 from kvps.history.evaluations import figures_text
 from kvps_monitor.palette import PHASE_COLOURS, PHASE_WORDS, TONES
-from kvps_monitor.timeline.recording import Absence, Block, Recording
+from kvps_monitor.timeline.recording import EVALUATIONS, Absence, Block, Recording
 from kvps_monitor.views import short_name
 
 _MOST_NAME = 9  # characters, left of a lane
-_EVALUATIONS = "evaluated\nversions"  # the name of their lane, which no worker has
+_EVALUATIONS = EVALUATIONS.replace(" ", "\n")  # a name that no worker has
 MOST_WORKERS = 64
 _SHARD_ROWS = 4  # more shards than these have one row together
 _FEW_ARROWS = 120

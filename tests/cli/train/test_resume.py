@@ -254,8 +254,7 @@ def test_copies_that_failed_are_waited_for_when_the_run_goes_on(lasting: kvps.St
     assert done.returncode == 0, done.stderr
     assert "is back" not in done.stderr
     job = lasting.job("static")
-    for name, array in undisturbed().items():
-        assert job.snapshot()[1][name].tobytes() == array.tobytes()
+    assert_same_bits(job.snapshot()[1], undisturbed())
 
 
 def test_a_run_whose_server_is_lost_and_keeps_its_files_goes_on_from_them(
