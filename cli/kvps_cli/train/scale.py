@@ -6,6 +6,7 @@ times a second. So `kvps scale`, which writes only where there is a number, is n
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from kvps_cli.supervise import Supervisor
 from kvps_cli.train.stop import Stop
 
 _KEPT_MS = 10_000  # how long a number stays when nobody reads it any more
+_POLL_S = 0.2
 _NUMBER = "the number of workers to keep"
 
 
@@ -103,13 +105,25 @@ def scale(
             raise InvalidSetting(
                 f"{launched} keeps {config.workers} to {launched.most} workers of job {job!r}, not {workers}"
             )
-        key = opened.access.keys.copies
-        before, written = opened.access.client.together([("GET", key), ("SET", key, workers, "XX", "KEEPTTL")])
-        if not written:
+        say(f"job {job}: {_change(_replaced(opened, launched, workers), workers)}")
+
+
+def _replaced(job: Job, launched: Launcher, workers: int) -> int:
+    """Write the number of workers in place of the one before, and return that one. Raises KvpsError if there is none.
+
+    The workers of a new job may be at work before the command that keeps them has looked at the job.
+    """
+    client, key = job.access.client, job.access.keys.copies
+    end = time.monotonic() + _KEPT_MS / 1000
+    while True:
+        before, written = client.together([("GET", key), ("SET", key, workers, "XX", "KEEPTTL")])
+        if written:
+            return whole(before, _NUMBER)
+        if launched.is_dead or time.monotonic() > end:
             raise KvpsError(
-                f"{launched} does not keep the workers of job {job!r} now: it has ended, or cannot be reached"
+                f"{launched} does not keep the workers of job {job.name!r} now: it has ended, or cannot be reached"
             )
-        say(f"job {job}: {_change(whole(before, _NUMBER), workers)}")
+        time.sleep(_POLL_S)
 
 
 def _change(before: int, workers: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import LONG, TINY, Started, kvps_run, refused
+from helpers.commands import KVPS, LONG, TINY, Started, kvps_run, refused
 from helpers.harness import ends_of_units, model
 from helpers.waiting import awaited_job, eventually
 
@@ -244,3 +244,16 @@ def test_scale_says_why_nothing_happens(lasting: kvps.Store, here: Path) -> None
     lasting.create_job("far", model(), workers=2, units=9, launched_by=json.dumps(far))
     lasting.client.call("SET", JobKeys("far").copies, 3)
     assert scaled("far", 2) == "job far: from 3 to 2 workers: 1 is asked to leave"
+
+
+def test_scale_waits_for_the_command_that_has_not_looked_at_its_job_yet(lasting: kvps.Store) -> None:
+    lasting.create_job("new", model(), workers=2, units=9, launched_by=launcher.this_process("kvps run", 3))
+
+    def tries() -> int:
+        return int(lasting.client.call("INFO", "commandstats")["cmdstat_set"]["calls"])
+
+    before = tries()
+    scale = Started([*KVPS, "scale", "new", "2"])
+    assert eventually(lambda: tries() >= before + 2)
+    lasting.client.call("SET", JobKeys("new").copies, 3)
+    assert scale.output() == "job new: from 3 to 2 workers: 1 is asked to leave\n"
