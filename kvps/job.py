@@ -237,7 +237,7 @@ class Job:
         Raises InvalidSetting for a rate that is not finite or below 0.
         """
         if lr is not None and not (is_number(lr) and lr >= 0):
-            raise InvalidSetting(f"lr must be a finite number from 0, or None for the optimizer's own, not {shown(lr)}")
+            raise InvalidSetting(f"lr must be a finite number from 0, not {shown(lr)}")
         self._control("set", reason, "" if lr is None else repr(float(lr)))
 
     def lr(self) -> float:

@@ -39,8 +39,7 @@ def resume(job: options.JobName, reason: Reason = "", redis: options.Redis = Non
         before = opened.round_state().run
         opened.resume(reason)
         was = "goes on, as before" if before.state == "running" else f"goes on; it was {before.why}"
-        over = "; but all its workers have finished" if opened.state().finished(opened.config) else ""
-        say(f"job {job}: {was}{over}")
+        say(f"job {job}: {was}{_over(opened)}")
 
 
 def set_(
@@ -59,11 +58,17 @@ def set_(
         raise InvalidSetting(f"lr must be a number, or own, not {shown(value)}") from None
     with connect.existing_job(redis, job) as opened:
         opened.set_lr(lr, reason)
-        say(f"job {job}: learning rate {opened.lr():g} from the next version on{', its own' if lr is None else ''}")
+        own = ", its own" if lr is None else ""
+        say(f"job {job}: learning rate {opened.lr():g} from the next version on{own}{_over(opened)}")
 
 
 def _ends(job: Job, run: RunControl) -> str:
     if not run.ends:
-        return run.why
+        return run.why + _over(job)
     what = "version" if job.config.unit_rounds else "round"
     return f"{run.why}; " + (f"all workers end with {what} {run.round:,}" if run.round else "all workers end")
+
+
+def _over(job: Job) -> str:
+    """Return words for a job in which nothing can change any more."""
+    return "; but all its workers have finished" if job.state().finished(job.config) else ""

@@ -47,7 +47,10 @@ def test_a_job_whose_workers_have_finished_is_not_said_to_go_on(store: Store, mo
     with job.join("w0") as session:
         job.stop("enough")
         session.pull()
-    assert said("resume", "job") == "job job: goes on; it was stopped by w0: enough; but all its workers have finished"
+    over = "; but all its workers have finished"
+    assert said("resume", "job") == f"job job: goes on; it was stopped by w0: enough{over}"
+    assert said("pause", "job") == f"job job: paused{over}"
+    assert said("set", "job", "lr=0.25") == f"job job: learning rate 0.25 from the next version on{over}"
 
 
 def test_what_cannot_be_set_is_refused_in_one_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,5 +58,5 @@ def test_what_cannot_be_set_is_refused_in_one_line(store: Store, monkeypatch: py
     store.create_job("job", {"x": np.zeros(3, np.float32)})
     assert "cannot be set while a job runs: lr=RATE can" in refused("set", "job", "momentum=1")
     assert "lr must be a number, or own" in refused("set", "job", "lr=fast")
-    assert "lr must be a finite number from 0" in refused("set", "job", "lr=-1")
+    assert "lr must be a finite number from 0" in refused("set", "job", "lr=nan")
     assert "no job 'none'" in refused("stop", "none", code=1)
