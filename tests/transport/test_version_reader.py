@@ -19,8 +19,8 @@ from kvps.arrays.layout import MOST_ITEMS
 from kvps.store import Store
 from kvps.transport import version_reader
 
-READERS = 8
-READS = 200
+READERS = 4
+READS = 100
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -29,7 +29,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 def _read(url: str, begun: Event, results: Any) -> None:
     """Read again and again; every weight of a whole version equals its number."""
-    os.nice(10)  # the writer comes first, or eight readers on two cores would calm the storm
+    os.nice(10)  # the writer comes first, or the readers would calm the storm
     with kvps.connect(url) as store:
         job = store.job("job")
         begun.wait()
