@@ -19,6 +19,7 @@ from kvps_aggregator import Aggregator, Outcome, serve
 import kvps
 from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
+from kvps.protocol.recovery import file_is_whole
 from kvps.store import Store
 
 ROUNDS = 40
@@ -203,6 +204,35 @@ def test_a_file_that_ended_in_a_transaction_is_written_anew(mortal: MortalServer
         mortal.kill()
         mortal.start()
         assert check_chain(job) == job.state().clock["w0"] == 4
+
+
+def test_a_file_that_cannot_be_written_anew_is_said_and_the_job_goes_on(
+    mortal: MortalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kvps.connect(mortal.url) as store:
+        job = store.create_job("job", model(), **PATIENT)
+        history = job.state().history
+        mortal.kill()
+        mortal.start()
+        folder = mortal.log().parent
+        folder.rename(mortal.folder / "away")
+        folder.touch()  # as a folder, the server would make it
+        with aggregating(job):
+            work_on(job, "w0", 3)
+        assert job.state().history != history
+        assert check_chain(job) == 3
+    assert "the server does not write its append-only file anew: " in caplog.text
+
+
+def test_a_user_who_may_not_write_the_file_anew_waits_for_one_who_may(mortal: MortalServer) -> None:
+    with kvps.connect(mortal.url) as store:
+        mortal.kill()
+        mortal.start()
+        store.client.call("ACL", "SETUSER", "default", "-bgrewriteaof")
+        assert not file_is_whole(store.client)
+        store.client.call("ACL", "SETUSER", "default", "+bgrewriteaof")
+        assert not file_is_whole(store.client), "it has just begun"
+        assert eventually(lambda: file_is_whole(store.client))
 
 
 @pytest.mark.slow
