@@ -7,10 +7,9 @@ from importlib import import_module
 def main() -> None:
     """Run the command line."""
     try:
-        command_line = import_module("kvps_cli")  # by its name: the library imports no package above it
+        import_module("kvps_cli").main()  # by its name: the library imports no package above it
     except KeyboardInterrupt:  # Ctrl-C while its libraries load: from then on the command line itself takes it
         sys.exit(130)
-    command_line.main()
 
 
 if __name__ == "__main__":

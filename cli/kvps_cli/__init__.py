@@ -48,9 +48,13 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def main(app: typer.Typer = app) -> None:
     """Run the command line of `app`. An error is one line on stderr, with exit code 2 for usage and 1 for all else."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
-    sys.exit(_flushed(_run(app)))
+    try:  # from here on, for a signal may come as soon as it has its handler
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
+        code = _flushed(_run(app))
+    except (KeyboardInterrupt, typer.Abort):
+        code = _flushed(128 + (_received[0] if _received else signal.SIGINT))
+    sys.exit(code)
 
 
 def _run(app: typer.Typer) -> int:
@@ -58,8 +62,6 @@ def _run(app: typer.Typer) -> int:
         code: Any = app(prog_name=app.info.name, standalone_mode=False)
         # Typer turns an interrupt into 130, whichever signal it came from.
         return 128 + _received[0] if _received else code if isinstance(code, int) else 0
-    except (KeyboardInterrupt, typer.Abort):
-        return 128 + (_received[0] if _received else signal.SIGINT)
     except KvpsError as error:
         if os.environ.get("KVPS_TRACEBACK"):
             traceback.print_exception(error)

@@ -192,3 +192,24 @@ def test_a_signal_that_comes_while_another_is_handled_does_not_hang() -> None:
     """An aggregator that was sent SIGTERM twice, by its supervisor and because that died, stayed for ever."""
     done = subprocess.run([sys.executable, "-c", TWO_SIGNALS], timeout=60)
     assert done.returncode == 128 + signal.SIGTERM
+
+
+AT_ONCE = """
+import signal
+import kvps_cli
+
+handle = signal.signal
+
+def handle_and_be_sent(number, handler):
+    handle(number, handler)
+    if number == signal.SIGTERM and callable(handler):
+        signal.raise_signal(number)
+
+signal.signal = handle_and_be_sent
+kvps_cli.main()
+"""
+
+
+def test_a_signal_that_comes_as_soon_as_it_has_its_handler_is_no_traceback() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_ONCE], timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
