@@ -110,7 +110,8 @@ class LongWork:
 
     def __init__(self, quiet: bool = False, as_json: bool = False) -> None:
         self._console = Console(stderr=True)
-        self._quiet, self.as_json = quiet or (self._console.is_dumb_terminal and not as_json), as_json
+        self._quiet = quiet or (self._console.is_dumb_terminal and not as_json)
+        self.as_json = as_json
         self._stage: Stage | None = None
         self._over = threading.Event()
         self._bar: Progress | None = None
