@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Literal
 
 from kvps import optim
@@ -334,7 +335,7 @@ class UncheckedConfig:
         word, _, number = self.durability.partition(":")
         return int(number or 1) if word == specs.REPLICATED else 0
 
-    @property
+    @cached_property
     def measures_gradients(self) -> bool:
         """Whether a version's whole gradient is measured before any of it is stepped on."""
         return self.optimizer.clip_norm > 0 or self.reject_norm is not None
@@ -373,12 +374,12 @@ class UncheckedConfig:
             return self.local_steps // max(1, self.fragments)
         return 0 if self.push_every == "epoch" else self.push_every
 
-    @property
+    @cached_property
     def partial_rounds(self) -> bool:
         """Whether a round may be committed without some of the workers."""
         return self.quorum > 0 and self.staleness == 0
 
-    @property
+    @cached_property
     def unit_rounds(self) -> UnitRounds | None:
         """Which units make a round; None where a version is not made of a round of units."""
         if not self.units or not self.units_per_round or self.staleness < 0:
@@ -400,7 +401,7 @@ class UncheckedConfig:
             return float(version)
         return contributions / self.workers
 
-    @property
+    @cached_property
     def past_slots(self) -> tuple[str, ...]:
         """The names of the arrays that hold the weights of the last versions, newest first."""
         return tuple(past(1 + number) for number in range(self.delay_versions))

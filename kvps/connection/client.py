@@ -62,7 +62,7 @@ _UNLINK_BATCH = 500
 _PREFLIGHT = "kvps:preflight"  # written to see whether this user may write
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
 
-_SHAPES: Any = redis.Redis(protocol=2).response_callbacks  # redis-py's functions that shape replies
+_SHAPES: Mapping[str, Callable[[Any], Any]] = dict(redis.Redis(protocol=2).response_callbacks)
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=KvpsError)
 
@@ -146,14 +146,14 @@ class Client(Queries):
 
     def together(self, commands: Sequence[Command]) -> list[Any]:
         """Return the replies to several reads at one instant (MULTI). Raises ServerLost, ServerError."""
-        return self._repeat(lambda: self._shaped(commands, self._ask([_MULTI, *commands, _EXEC])[-1]))
+        return self._repeat(lambda: shaped(commands, granted(self._ask([_MULTI, *commands, _EXEC])[-1])))
 
     def each(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one piece and return the reply to each; for a command that is refused, the error that `call`
         would raise. Raises ServerLost."""
         replies = self._repeat(lambda: self._arrays.exchange(commands)[0])
         return [
-            self._refused(reply) if isinstance(reply, ResponseError) else self._shaped([command], [reply])[0]
+            self._refused(reply) if isinstance(reply, ResponseError) else shaped([command], [reply])[0]
             for command, reply in zip(commands, replies, strict=True)
         ]
 
@@ -197,18 +197,11 @@ class Client(Queries):
         return granted(self.each(commands))
 
     def _once(self, *command: Any) -> Any:
-        return self._shaped([command], self._ask([command]))[0]
+        return shaped([command], self._ask([command]))[0]
 
     def _ask(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands in one piece and return the replies. Raises the first that is an error."""
         return granted(self._arrays.exchange(commands)[0])
-
-    def _shaped(self, commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
-        """Shape replies as redis-py does for these commands: a hash is a dict. Raises the first that is an error."""
-        return [
-            _SHAPES[command[0]](reply) if command[0] in _SHAPES else reply
-            for command, reply in zip(commands, granted(replies), strict=True)
-        ]
 
     def wait(self, streams: Mapping[str, str], timeout_ms: int = WAIT_MS) -> dict[str, str]:
         """Wait for an entry after the given ids. Return stream -> the newest id now, {} if none came in time.
@@ -232,7 +225,7 @@ class Client(Queries):
         def run() -> tuple[dict[str, str], list[Any], bool]:
             replies, filled = self._arrays.exchange(asked, gets)
             arrived, *_, read = granted(replies)
-            return newest_entries(self._shaped(asked[:1], [arrived])[0]), self._shaped(commands, read), all(filled)
+            return newest_entries(shaped(asked[:1], [arrived])[0]), shaped(commands, granted(read)), all(filled)
 
         return self._repeat(run)
 
@@ -491,6 +484,14 @@ def newest_entries(reply: Any) -> dict[str, str]:
     """Return the newest id of each stream in which an XREAD found entries."""
     pairs = reply.items() if isinstance(reply, dict) else reply or []
     return {stream: entries[-1][0] for stream, entries in pairs if entries}
+
+
+def shaped(commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
+    """Shape replies as redis-py does for these commands: a hash is a dict."""
+    return [
+        shape(reply) if (shape := _SHAPES.get(command[0])) else reply
+        for command, reply in zip(commands, replies, strict=True)
+    ]
 
 
 def granted(replies: Sequence[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from kvps.connection.client import WAIT_MS, Client, newest_entries
+from kvps.connection.client import WAIT_MS, Client, granted, newest_entries, shaped
 from kvps.connection.cluster_pool import ClusterPool
 from kvps.connection.queries import Queries
 from kvps.connection.replicas import Attached
@@ -41,7 +41,7 @@ class ClusterClient(Client):
 
     def call_at(self, key: str, *command: Any) -> Any:
         """Return the reply to a command without keys, of the master that has `key`."""
-        return self._repeat(lambda: self._shaped([command], self._arrays.exchange([command], key=key)[0])[0])
+        return self._repeat(lambda: shaped([command], granted(self._arrays.exchange([command], key=key)[0]))[0])
 
     def slot_map(self) -> SlotMap:
         """Return which nodes have which slots, asked of the cluster anew. Raises ServerLost, ServerError."""

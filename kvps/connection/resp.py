@@ -13,6 +13,7 @@ from typing import Any
 from redis.exceptions import InvalidResponse, RedisError
 
 _READ_BYTES = 16 << 10
+_ANY_BYTES = ("utf-8", "surrogateescape")  # a name that is no text can still be sent back, as to delete it
 
 Command = Sequence[Any]
 """Name and arguments: text, numbers, or a list of pieces of memory that form one value."""
@@ -28,18 +29,12 @@ def packed(command: Command) -> bytes:
 
 
 def _packed(name: str, *arguments: Any) -> bytes:
-    data = [word.encode() for word in name.split(" ")]  # as in "SCRIPT LOAD"
-    data += [b"".join(word) if isinstance(word, list) else _encoded(str(word)) for word in arguments]
+    data = name.encode().split()  # two words in "SCRIPT LOAD"
+    try:
+        data += [b"".join(word) if isinstance(word, list) else str(word).encode() for word in arguments]
+    except UnicodeEncodeError:
+        data += [b"".join(word) if isinstance(word, list) else str(word).encode(*_ANY_BYTES) for word in arguments]
     return b"*%d\r\n" % len(data) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in data])
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode() if text.isascii() else text.encode("utf-8", "surrogateescape")
-
-
-def _decoded(data: bytes) -> str:
-    """Return data as text. A name that is no text can still be sent back, as to delete it."""
-    return data.decode() if data.isascii() else data.decode("utf-8", "surrogateescape")
 
 
 _packed_once = lru_cache(4096, typed=True)(_packed)  # typed: 1 == True, but they are sent as 1 and True
@@ -87,22 +82,21 @@ class Replies:
             raise InvalidResponse(f"more than was asked for: {self._data[self._at : self._at + 80]!r}")
 
     def _reply(self) -> Any:
-        end = self._line_end()
-        data, at = self._data, self._at
-        kind, self._at = data[at : at + 1], end + 2
+        if (end := self._data.find(b"\r\n", self._at)) < 0:
+            end = self._line_end()
+        at, self._at = self._at, end + 2
+        kind, rest = self._data[at : at + 1], self._data[at + 1 : end]
         if kind == b"$":
-            length = int(data[at + 1 : end])
-            return None if length < 0 else self._text(length)
+            return None if (length := int(rest)) < 0 else self._text(length)
         if kind == b"*":
-            length = int(data[at + 1 : end])
-            return None if length < 0 else [self._reply() for _ in range(length)]
+            return None if (length := int(rest)) < 0 else [self._reply() for _ in range(length)]
         if kind == b":":
-            return int(data[at + 1 : end])
+            return int(rest)
         if kind == b"+":
-            return data[at + 1 : end].decode()
+            return rest.decode()
         if kind == b"-":
-            return self._error(data[at + 1 : end].decode(errors="replace"))
-        raise InvalidResponse(f"not a reply: {data[at : min(end, at + 80)]!r}")
+            return self._error(rest.decode(errors="replace"))
+        raise InvalidResponse(f"not a reply: {(kind + rest)[:80]!r}")
 
     def _line_end(self) -> int:
         """Return where the line that begins here ends, once it is there."""
@@ -111,12 +105,20 @@ class Replies:
         return end
 
     def _text(self, length: int) -> str:
+        if len(self._data) < self._at + length + 2:
+            self._receive_value(length)
+        start, self._at = self._at, self._at + length + 2
+        data = self._data[start : start + length]
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return data.decode(*_ANY_BYTES)
+
+    def _receive_value(self, length: int) -> None:
         if self._at + length - len(self._data) > _READ_BYTES:
             self._receive_large(length)
         while len(self._data) < self._at + length + 2:
             self._receive_more()
-        start, self._at = self._at, self._at + length + 2
-        return _decoded(self._data[start : start + length])
 
     def _receive_more(self) -> None:
         piece = bytearray(_READ_BYTES)

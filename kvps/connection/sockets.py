@@ -427,41 +427,45 @@ class ArrayPool:
         """Return which copies there must be of what is stored under a key, where `copies` may be IF_ANY."""
         return NONE if copies == IF_ANY else copies
 
-    @contextmanager
-    def using(self) -> Iterator[_Bulk]:
-        """Yield a connection of the pool. Close it if the block is left by any exception, an interrupt included.
+    def using(self) -> _Using:
+        """Return a block that has a connection of the pool for itself. It closes it if it is left by any exception, an
+        interrupt included. Raises ClosedHere after `close`."""
+        return _Using(self)
 
-        Raises ClosedHere after `close`.
-        """
+    def take(self) -> _Bulk:
+        """Return a connection that no other call uses. Raises ClosedHere after `close`."""
         if self.closed:
             raise ClosedHere("the connections were closed here")
-        connection = self._idle_connection() or cast(Any, self._pool.get_connection())
-        try:
-            yield connection
-        except BaseException:
-            self._give_back(connection)
-            while other := self._idle_connection():  # these may have been cut too
-                self._give_back(other)
-            raise
-        self._keep(connection)
+        connection: _Bulk = self._idle_connection() or cast(Any, self._pool.get_connection())
+        return connection
 
-    def _keep(self, connection: Any) -> None:
+    def drop(self, connection: Any) -> None:
+        """Close a connection on which something went wrong, and all that are idle: these may have been cut too."""
+        self._give_back(connection)
+        while other := self._idle_connection():
+            self._give_back(other)
+
+    def keep(self, connection: Any) -> None:
         """Keep it for the next call. Close one other that was not used for long: a burst of calls may be over."""
         connection.used_at = now = time.monotonic()
         self._idle.append(connection)
         if self.closed:  # another thread has closed the pool meanwhile
             self._pool.disconnect()
-        with suppress(IndexError):  # another thread took it
+        try:
             if now - self._idle[0].used_at > _UNUSED_S:
                 self._give_back(self._idle.popleft())
+        except IndexError:  # another thread took it
+            return
 
     def _idle_connection(self) -> Any:
         """Return a connection used before. redis-py's pool would first ask the kernel, in 3 calls, whether it lives."""
         while self._idle:
-            with suppress(IndexError):  # another thread took it
+            try:
                 connection = self._idle.pop()
-                if connection.pid == os.getpid():  # a fork does not use its parent's
-                    return connection
+            except IndexError:  # another thread took it
+                break
+            if connection.pid == os.getpid():  # a fork does not use its parent's
+                return connection
         return None
 
     def _give_back(self, connection: Any) -> None:
@@ -472,6 +476,23 @@ class ArrayPool:
         """Close all connections."""
         self.closed = True
         self._pool.disconnect()
+
+
+class _Using:
+    """See `ArrayPool.using`. A generator as a context manager would take three times as long, in every request."""
+
+    def __init__(self, pool: ArrayPool) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> _Bulk:
+        self._connection = self._pool.take()
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind:
+            self._pool.drop(self._connection)
+        else:
+            self._pool.keep(self._connection)
 
 
 def _coalesced(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from kvps import parsing
@@ -129,7 +130,7 @@ class RoundState:
     last_entry: str
     _version: Fields = field(repr=False, compare=False)
 
-    @property
+    @cached_property
     def run(self) -> RunControl:
         """Whether the job goes on."""
         return RunControl.of(self._version)

@@ -8,16 +8,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
 
 from kvps.errors import KvpsError, NotPermitted
 from kvps.parsing import LONGEST_NAME, NAME_CHARACTERS
-from kvps.protocol.script_header import Header, split_header
+from kvps.protocol.script_header import Header, Key, split_header
 
 T = TypeVar("T")
 Call = Callable[..., Any]
@@ -30,7 +32,7 @@ FUNCTION = re.compile(r"^local function (\w+)(?:\(.* end$|\(.*\n(?:.*\n)*?end$)"
 """A function of an included file, on one line or up to a line that is `end`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Script:
     """One script. Its text has the header of its file, the functions that it uses, and the body of its file."""
 
@@ -54,8 +56,23 @@ class Script:
 
     def command(self, known: object, values: Mapping[str, Any]) -> tuple[Any, ...]:
         """Return the command that runs it, where `known` knows the keys and `values` has the arguments by name."""
-        keys = self.header.named_keys(known, values)
+        keys: list[str] = []
+        for part in _named_once(self, known):
+            keys += part.keys(known, values) if isinstance(part, Key) else part
         return ("EVALSHA", self.sha, len(keys), *keys, *self.header.ordered_arguments(values))
+
+
+@lru_cache(1024)
+def _named_once(script: Script, known: object) -> list[Key | list[str]]:
+    """Return the keys of a script in their order. Of those that no argument changes, the names: every round uses them
+    again."""
+    parts: list[Key | list[str]] = []
+    for are_fixed, keys in groupby(script.header.keys, attrgetter("is_fixed")):
+        if are_fixed:
+            parts.append([getattr(known, key.name) for key in keys])
+        else:
+            parts += keys
+    return parts
 
 
 class Request(NamedTuple, Generic[T]):

@@ -2,7 +2,7 @@
 
 A script begins with comments. Some of their lines are read here, each as often as it is needed:
 
-    -- KEYS version:hash trace(worker):stream term(*):string dead... never
+    -- KEYS version:hash trace(worker):stream pin:string? term(*):string dead... never
     -- ARGV job worker traces...
     -- USES numbers units
 
@@ -10,7 +10,8 @@ A key has the name of an attribute or method of the object that knows the keys (
 `trace(worker)` is the key for the argument `worker`, `term(*)` the keys of all shards. `dead...` and `traces...` are
 lists that the caller gives. The body finds a key as `keys.version`, a list as `keys.dead`, an argument as the local
 `worker`. Before the body, a key of another type than the header says is refused: it would make the script fail in the
-middle of its writes. USES names the files in `include/` whose functions the script calls.
+middle of its writes. A key with a ? seldom exists: one look finds that none of those is there. USES names the files in
+`include/` whose functions the script calls.
 
 While a cluster moves a slot, some of its keys are on another node, and a script would fail at the first of them. The
 last key of each script of a job, `never`, does not exist: a script that names such a key gets TRYAGAIN then, before it
@@ -20,10 +21,10 @@ begins.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-_KEY = re.compile(r"(?P<name>\w+)(?:\((?P<of>\w+|\*)\))?(?P<given>\.\.\.)?(?::(?P<type>\w+))?")
+_KEY = re.compile(r"(?P<name>\w+)(?:\((?P<of>\w+|\*)\))?(?P<given>\.\.\.)?(?::(?P<type>\w+)(?P<rare>\??))?")
 _REFUSAL = (
     "  local is = redis.call('TYPE', key).ok\n"
     "  if is ~= 'none' and is ~= want then return { 'WRONGTYPE', key, is, want } end\n"
@@ -37,18 +38,24 @@ class Key(NamedTuple):
     of: str
     given: bool
     type: str
+    is_rare: bool
 
     @classmethod
     def parse(cls, text: str) -> Key:
         """Parse one word of a line KEYS."""
         match = _KEY.fullmatch(text)
         assert match, text
-        return cls(match["name"], match["of"] or "", bool(match["given"]), match["type"] or "")
+        return cls(match["name"], match["of"] or "", bool(match["given"]), match["type"] or "", bool(match["rare"]))
 
     @property
     def many(self) -> bool:
         """Whether it is a list."""
         return self.given or self.of == "*"
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no argument changes it."""
+        return not (self.many or self.of)
 
     def keys(self, known: object, values: Mapping[str, Any]) -> list[str]:
         """Return the keys that it stands for, where `known` knows keys and `values` has the arguments."""
@@ -61,10 +68,12 @@ class Key(NamedTuple):
 
 
 class Header(NamedTuple):
-    """The keys, arguments and includes of a script, and the codes of its answers."""
+    """The keys, arguments and includes of a script, and the codes of its answers. `rest` is a list of arguments behind
+    the others, "" if there is none."""
 
     keys: tuple[Key, ...]
     arguments: tuple[str, ...]
+    rest: str
     uses: tuple[str, ...]
     codes: frozenset[str]
 
@@ -77,21 +86,14 @@ class Header(NamedTuple):
             return [word for line in re.findall(rf"^-- {kind} (.+)$", comments, re.MULTILINE) for word in line.split()]
 
         codes = frozenset(re.findall(r"\{([A-Z]+)", comments.partition("-- Returns ")[2]))
-        return cls(tuple(map(Key.parse, words("KEYS"))), tuple(words("ARGV")), tuple(words("USES")), codes)
-
-    def named_keys(self, known: object, values: Mapping[str, Any]) -> list[str]:
-        """Return all keys in their order."""
-        return [key for each in self.keys for key in each.keys(known, values)]
+        arguments = words("ARGV")
+        rest = arguments.pop().removesuffix("...") if arguments and arguments[-1].endswith("...") else ""
+        return cls(tuple(map(Key.parse, words("KEYS"))), tuple(arguments), rest, tuple(words("USES")), codes)
 
     def ordered_arguments(self, values: Mapping[str, Any]) -> list[Any]:
         """Return the arguments in their order."""
-        arguments: list[Any] = []
-        for name in self.arguments:
-            if name.endswith("..."):
-                arguments += values[name[:-3]]
-            else:
-                arguments.append(values[name])
-        return arguments
+        arguments = [values[name] for name in self.arguments]
+        return [*arguments, *values[self.rest]] if self.rest else arguments
 
     def opening(self) -> str:
         """Return the Lua that checks the types of keys, and names lists of keys and arguments."""
@@ -118,19 +120,30 @@ class Header(NamedTuple):
         return lua
 
     def _checked_types(self) -> str:
-        types = [key.type for key in self.keys if key.type and not key.many]
-        assert types == [key.type for key in self.keys[: len(types)]], "keys with a type come first"
-        if not types:
-            return ""
-        wanted = ", ".join(map(repr, types))
-        return f"for i, want in ipairs({{ {wanted} }}) do\n  local key = KEYS[i]\n{_REFUSAL}end\n"
+        typed = [key for key in self.keys if key.type and not key.many]
+        types, rare = ([key.type for key in typed if key.is_rare == is_rare] for is_rare in (False, True))
+        assert types + rare == [key.type for key in self.keys[: len(typed)]], (
+            "keys with a type come first, rare ones last"
+        )
+        lua = _check(types, 0) if types else ""
+        if rare:
+            present = f"redis.call('EXISTS', unpack(KEYS, {len(types) + 1}, {len(typed)}))"
+            lua += f"if {present} > 0 then\n{_check(rare, len(types))}end\n"
+        return lua
 
     def _named_arguments(self) -> str:
-        one = [name for name in self.arguments if not name.endswith("...")]
-        lua = f"local {', '.join(one)} = unpack(ARGV, 1, {len(one)})\n" if one else ""
-        for name in (argument.removesuffix("...") for argument in self.arguments[len(one) :]):
-            lua += f"local {name} = {{}}\nfor i = {len(one) + 1}, #ARGV do {name}[i - {len(one)}] = ARGV[i] end\n"
+        number = len(self.arguments)
+        lua = f"local {', '.join(self.arguments)} = unpack(ARGV, 1, {number})\n" if number else ""
+        if self.rest:
+            lua += f"local {self.rest} = {{}}\n"
+            lua += f"for i = {number + 1}, #ARGV do {self.rest}[i - {number}] = ARGV[i] end\n"
         return lua
+
+
+def _check(types: Sequence[str], behind: int) -> str:
+    """Return the Lua that checks the types of the keys behind so many others."""
+    wanted, place = ", ".join(map(repr, types)), f"{behind} + i" if behind else "i"
+    return f"for i, want in ipairs({{ {wanted} }}) do\n  local key = KEYS[{place}]\n{_REFUSAL}end\n"
 
 
 def split_header(text: str) -> tuple[str, str]:

@@ -97,7 +97,8 @@ class JobScripts:
 
     def _command(self, script: str, /, **values: object) -> tuple[Any, ...]:
         """Return a script with these arguments as a command. Each may take the job's id, and its number of shards."""
-        return SCRIPTS[script].command(self._keys, {"job": self._keys.id, "shards": self._shards, **values})
+        values["job"], values["shards"] = self._keys.id, self._shards
+        return SCRIPTS[script].command(self._keys, values)
 
     def _run(self, script: str, /, *, call: Call | None = None, **values: object) -> list[Any]:
         """Run a script with these arguments, by another `call` if one is given."""

@@ -6,6 +6,8 @@ from typing import Any
 
 from kvps.protocol.worker_states import decoded, encoded
 
+_NONE = encoded({})
+
 
 class WorkerState:
     """`value` is the user's own dict. A push takes it along if it has changed since the last accepted one."""
@@ -20,7 +22,7 @@ class WorkerState:
         """Return what a push takes along, "" if nothing has changed. A push whose result is unknown takes the same
         again, because its first try may have been accepted. Raises UsageError, InvalidSetting."""
         if self._sent is None:
-            self._sent = encoded(self.value)
+            self._sent = _NONE if type(self.value) is dict and not self.value else encoded(self.value)
         return "" if self._sent == self._accepted else self._sent
 
     def accepted(self) -> None:

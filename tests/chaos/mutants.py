@@ -79,6 +79,7 @@ def _split_commit() -> None:
     _write(
         "second",
         f"{reads}local plan, lowest, given_back, furthest_now = cjson.decode(text), '', {{}}, tonumber(up_to)\n"
+        "local staleness, max_pending, quorum = '0', '1', '0'\n"
         "local numbers, fields, staged, in_unit_rounds = {}, {}, {}, false\n"
         "for part in parts:gmatch('[^,]+') do\n"
         "  local i = #staged + 1\n"

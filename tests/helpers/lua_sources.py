@@ -47,7 +47,7 @@ class Sources:
         reached = self.reached(header.opening() + body)
         keys = {key.name for key in header.keys if not key.name.startswith("never")}
         yield from _difference("key", keys, set(re.findall(r"\bkeys\.(\w+)", bare(self.reached(body)))))
-        arguments = {name.removesuffix("...") for name in header.arguments}
+        arguments = {*header.arguments, header.rest} - {""}
         unread = {name for name in arguments if not re.search(rf"(?<![.\w]){name}\b", code)}
         yield from (f"argument {name} is never read" for name in sorted(unread))
         yield from (f"argument {name} hides an included function" for name in sorted(arguments & self._files.keys()))

@@ -274,13 +274,15 @@ def test_only_the_owner_deletes(job: Job) -> None:
     assert job.access.client.call("EXISTS", after) == 0
 
 
-def test_a_key_of_another_type_is_named_before_anything_is_written(job: Job) -> None:
+@pytest.mark.parametrize("kind", ["clock", "states"], ids=["always there", "seldom there"])
+def test_a_key_of_another_type_is_named_before_anything_is_written(job: Job, kind: str) -> None:
     plan, terms = _planned(job)
     job.access.scripts.ready(0, terms[0], plan, "d0")
-    job.access.client.call("DEL", job.access.keys.clock)
-    job.access.client.call("SET", job.access.keys.clock, "mine")
+    key = getattr(job.access.keys, kind)
+    job.access.client.call("DEL", key)
+    job.access.client.call("SET", key, "mine")
     before = job.access.client.call("HGETALL", job.access.keys.version)
-    with pytest.raises(CorruptData, match="clock"):
+    with pytest.raises(CorruptData, match=f"key {re.escape(key)} is a string, not a hash"):
         job.access.scripts.ready(1, terms[1], plan, "d1")
     assert job.access.client.call("HGETALL", job.access.keys.version) == before
 

@@ -139,6 +139,7 @@ def test_only_what_has_changed_travels(store: Store) -> None:
     ("state", "said"),
     [
         ([], "state must be a dict"),
+        (np.ones(2), "state must be a dict"),
         ({"a": object()}, "JSON can hold"),
         ({1: 2}, "strings as keys"),
         ({"a": (1, 2)}, "lists for tuples"),

@@ -1,7 +1,7 @@
 -- plan: open the next plan if the mode's condition holds. It takes no decision from its caller, so anyone may repeat it.
 -- It looks only at workers whose contributions it takes: the rest is in sets and counts that other scripts keep.
--- KEYS version:hash config:hash workers:hash inbox:stream plan:hash pin:string rounds:zset pushed:zset draining:zset
--- KEYS finished:set never
+-- KEYS version:hash config:hash workers:hash inbox:stream plan:hash rounds:zset pushed:zset pin:string? draining:zset?
+-- KEYS finished:set? never
 -- ARGV job known_id known_history
 --   known_id, known_history: of the plan that the caller knows, or '' and ''
 -- USES arrivals job numbers plans replies run_control time unit_rounds
@@ -20,8 +20,8 @@ local open_id, open_history = unpack(redis.call('HMGET', keys.plan, 'id', 'histo
 if open_id and open_id == known_id and open_history == known_history then return answer('SAME') end
 if open_id then return { 'OPEN', version, pin, members, redis.call('HGET', keys.plan, 'text') } end
 if run == 'pause' then return answer('IDLE') end
-local staleness, workers, min_workers, quorum_text, grace_ms = unpack(redis.call('HMGET', keys.config,
-  'staleness', 'workers', 'min_workers', 'quorum', 'grace_ms'))
+local staleness, workers, min_workers, quorum_text, grace_ms, units = unpack(redis.call('HMGET', keys.config,
+  'staleness', 'workers', 'min_workers', 'quorum', 'grace_ms', 'units'))
 -- A stopped job waits for nobody who is not there. A suspended one goes on later, with all of its workers.
 local ends = last_round(run)
 local stopped = ends and run:find('^stop')
@@ -29,7 +29,7 @@ if not stopped and redis.call('HLEN', keys.workers) < whole(workers) then return
 -- In BSP without a quorum the round is due when every worker in the vector clock has pushed it; one of units, when all
 -- its units are there.
 local quorum = whole(quorum_text)
-local rounds = read_unit_rounds()
+local rounds = unit_rounds(units, staleness)
 local bsp = staleness == '0' and quorum == 0 and not rounds
 local _, slowest = unpack(redis.call('ZRANGE', keys.pushed, 0, 0, 'WITHSCORES'))
 if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') end

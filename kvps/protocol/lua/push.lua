@@ -1,7 +1,8 @@
 -- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer. A late one may be
 -- dropped: its sequence number is used up all the same, so that nothing else is ever stored under its names.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset inbox:stream trace(worker):stream
--- KEYS units:hash taken_units:zset free_units:zset commits:stream pushed:zset rounds:zset plan:hash losses:hash states:hash never
+-- KEYS commits:stream pushed:zset rounds:zset plan:hash losses:hash
+-- KEYS units:hash? taken_units:zset? free_units:zset? states:hash? never
 -- ARGV job worker incarnation seq base weight digests history unit mode part lacks state traces...
 --   base: the version that it was computed on
 --   weight: 0 counts as zeros
@@ -21,9 +22,8 @@ local id, version, present_history, run_id, run = unpack(redis.call('HMGET', key
   'id', 'version', 'history', 'run_id', 'run'))
 local another = another_job(id, job)
 if another then return another end
-local max_pending, total_units, late, reduction, local_steps, workers, staleness, quorum, per_round, per_epoch =
-  unpack(redis.call('HMGET', keys.config, 'max_pending', 'units', 'late', 'reduction', 'local_steps', 'workers',
-    'staleness', 'quorum', 'units_per_round', 'units_per_epoch'))
+local max_pending, units, late, reduction, local_steps, workers, staleness, quorum = unpack(redis.call('HMGET',
+  keys.config, 'max_pending', 'units', 'late', 'reduction', 'local_steps', 'workers', 'staleness', 'quorum'))
 local seq, base = whole(seq), whole(base)
 local entry = read_worker(worker)
 if not entry or entry.incarnation ~= incarnation then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
@@ -42,8 +42,8 @@ if not base or base > whole(version) then return { 'BASE', version } end
 local weight_number = whole(weight)
 if not digests:find('^[%x,-]+$') or (part ~= '' and not is_name(part)) or (lacks ~= '' and not are_ranges(lacks))
   or not weight_number or (weight_number > 1 and not takes_weights(reduction or '')) then return { 'BAD' } end
-if unit ~= (entry.unit or '') or (total_units ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
-local rounds = unit_rounds(per_round, per_epoch, total_units, staleness)
+if unit ~= (entry.unit or '') or (units ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
+local rounds = unit_rounds(units, staleness)
 if rounds then
   local state = redis.call('HGET', keys.units, unit) -- a unit that is committed has none
   if not state or state:find(' pushed', 1, true) then

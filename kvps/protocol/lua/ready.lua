@@ -1,9 +1,9 @@
 -- ready: note that a shard's holder has staged its part of a plan; the last shard's call flips all to the new version.
 -- A note of a shard is of its present term: a script that gives it another term deletes the note. So a call looks at its
 -- own shard alone, and only the last one at all of them.
--- KEYS version:hash config:hash clock:hash skip:hash inbox:stream plan:hash ready:hash commits:stream pin:string
--- KEYS units:hash free_units:zset taken_units:zset rounds:zset draining:zset states:hash
--- KEYS turns:stream term(shard):string never
+-- KEYS version:hash config:hash clock:hash skip:hash inbox:stream plan:hash ready:hash commits:stream rounds:zset
+-- KEYS turns:stream term(shard):string
+-- KEYS pin:string? units:hash? free_units:zset? taken_units:zset? draining:zset? states:hash? never
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
@@ -47,7 +47,9 @@ local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, 
 local plan, lowest = cjson.decode(text), lowest_round()
 local done, highest = end_rounds(plan.contributions, keys.clock, tonumber(furthest))
 local given_back, furthest_now = end_rounds(plan.rejected, keys.skip, highest)
-local in_unit_rounds = read_unit_rounds() ~= nil
+local staleness, max_pending, quorum, units = unpack(redis.call('HMGET', keys.config,
+  'staleness', 'max_pending', 'quorum', 'units'))
+local in_unit_rounds = unit_rounds(units, staleness) ~= nil
 if in_unit_rounds then -- what a version of units leaves out is left out for good, or its round would never be whole
   for _, unit in ipairs(given_back) do done[#done + 1] = unit end
   given_back = {}
@@ -76,7 +78,6 @@ redis.call('HSET', keys.version, unpack(changes))
 redis.call('HINCRBY', keys.version, 'contributions', #plan.contributions)
 local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'plan', text, 'shards', parts)
 -- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
-local staleness, max_pending, quorum = unpack(redis.call('HMGET', keys.config, 'staleness', 'max_pending', 'quorum'))
 local after = lowest_round()
 if after ~= lowest or in_unit_rounds or #given_back > 0 or quorum ~= '0' or tonumber(staleness) < 0
   or tonumber(max_pending) <= tonumber(staleness) then

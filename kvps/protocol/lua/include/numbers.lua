@@ -6,7 +6,8 @@ local function whole(text)
   return number < 9007199254740992 and number or nil
 end
 
-local function digits(number) return string.format('%.0f', number) end
+-- Returns a whole number as text. %d takes half the time, and a server of 32 bits has no larger numbers in it.
+local function digits(number) return string.format(number < 2147483648 and '%d' or '%.0f', number) end
 
 -- Of parameters, as '0-3,7'; whoever reads them checks that they ascend. (kvps.arrays.number_ranges)
 local function are_ranges(text)

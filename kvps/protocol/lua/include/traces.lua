@@ -1,7 +1,9 @@
 -- traces: appends entries to a trace, each a text of names and values. The traces of a thousand workers take no more
 -- room than those of sixty. `losses` keeps those of the whole run, of every 2^n-th round: n grows with the rounds.
-local function note_loss(key, round, loss)
-  if not round or not loss or loss ~= loss or math.abs(loss) == math.huge then return end
+local function note_loss(key, entry)
+  local loss = tonumber(entry:match(' loss (%S+)'))
+  local round = loss and tonumber(entry:match('^round (%S+)'))
+  if not round or loss ~= loss or math.abs(loss) == math.huge then return end
   local every, before = unpack(redis.call('HMGET', key, 'every', round))
   every = tonumber(every or '1')
   if round % every ~= 0 then return end
@@ -22,6 +24,6 @@ local function append_traces(key, entries, workers, losses)
     local values = {}
     for value in entry:gmatch('%S+') do values[#values + 1] = value end
     redis.call('XADD', key, 'MAXLEN', '~', most, '*', unpack(values))
-    if losses then note_loss(losses, tonumber(entry:match('^round (%S+)')), tonumber(entry:match(' loss (%S+)'))) end
+    if losses then note_loss(losses, entry) end
   end
 end

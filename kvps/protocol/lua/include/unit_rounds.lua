@@ -2,21 +2,23 @@
 -- round, and its last round may be shorter.
 -- USES numbers replies
 
--- Returns what makes rounds of the given settings of a job; nil where its versions are not made of rounds of units:
+-- Returns what makes the rounds of a job that has so many units; nil where its versions are not made of rounds of units:
 -- per_round  how many units a round has
 -- per_epoch  how many an epoch has
 -- total      how many there are
 -- bound      how many rounds ahead of the present one are open
-local function unit_rounds(per_round, per_epoch, total, staleness)
-  per_round, per_epoch, total = whole(per_round) or 0, whole(per_epoch) or 0, whole(total) or 0
-  local bound = tonumber(staleness)
-  if per_round == 0 or total == 0 or bound < 0 then return nil end
+local function unit_rounds(units, staleness)
+  local total, bound = whole(units) or 0, tonumber(staleness)
+  if total == 0 or bound < 0 then return nil end
+  local per_round, per_epoch = unpack(redis.call('HMGET', keys.config, 'units_per_round', 'units_per_epoch'))
+  per_round, per_epoch = whole(per_round) or 0, whole(per_epoch) or 0
+  if per_round == 0 then return nil end
   return { per_round = per_round, per_epoch = per_epoch > 0 and per_epoch or total, total = total, bound = bound }
 end
 
 -- Returns the same of the job's settings as they are stored.
 local function read_unit_rounds()
-  return unit_rounds(unpack(redis.call('HMGET', keys.config, 'units_per_round', 'units_per_epoch', 'units', 'staleness')))
+  return unit_rounds(unpack(redis.call('HMGET', keys.config, 'units', 'staleness')))
 end
 
 -- Returns the first unit of a round, and the first one behind it. Rounds and units are counted from 0.
