@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,30 @@ def digits_job(store: Store, **settings: Any) -> Job:
 def run_workers(job: Job, *workers: Callable[[], None], record: Path | None = None) -> None:
     """Run workers, and an aggregator, until the job is finished."""
     stop = threading.Event()
-    with ThreadPoolExecutor(len(workers) + 1) as pool:
-        served = pool.submit(serve, job, stop=stop, record=record)
+    served = in_thread(lambda: serve(job, stop=stop, record=record))
+    running = [in_thread(worker) for worker in workers]
+    try:
+        for worker in running:
+            worker.result()
+        served.result()
+    finally:
+        stop.set()
+        wait([served, *running])
+
+
+def in_thread(call: Callable[[], None]) -> Future[None]:
+    """Call something in a thread of its own. What a thread of a ThreadPoolExecutor forks ends with exit code 1, because
+    Python wants to join the pool there, and a DataLoader that sees it fails."""
+    future: Future[None] = Future()
+
+    def run() -> None:
         try:
-            for running in [pool.submit(worker) for worker in workers]:
-                running.result()
-            served.result()
-        finally:
-            stop.set()
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run).start()
+    return future
 
 
 def training(job: Job, *workers: str) -> list[Callable[[], None]]:

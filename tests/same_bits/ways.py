@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import product
@@ -15,7 +14,7 @@ from chaos.arena import Arena
 from chaos.crew import Crew
 from chaos.verdict import remains
 from helpers.clusters import running_cluster
-from helpers.digits_job import run_workers
+from helpers.digits_job import in_thread, run_workers
 from helpers.faults import MortalServer
 from helpers.harness import aggregating
 from helpers.servers import private_directory, running_server
@@ -108,8 +107,8 @@ def from_checkpoints(arena: Arena, kind: Kind = DIGITS, number: int = 12) -> Ite
             count, shards = arena.random.choice(COUNTS), arena.random.choice(SHARDS)
             first = kind.create(store, f"first-{n}", workers=1, shards=shards, worker_timeout_ms=2000)
             version = arena.random.randint(1, VERSIONS - 2)
-            with aggregating(first), ThreadPoolExecutor(count) as pool:
-                training_now = [pool.submit(each) for each in kind.threads(first, count, arena.random, slow=True)]
+            with aggregating(first):
+                training_now = [in_thread(each) for each in kind.threads(first, count, arena.random, slow=True)]
                 while (state := first.state()).version < version:
                     first.await_change(state)
                 checkpoint = first.checkpoint()
