@@ -62,6 +62,7 @@ _UNLINK_BATCH = 500
 _PREFLIGHT = "kvps:preflight"  # written to see whether this user may write
 _MULTI, _EXEC = ("MULTI",), ("EXEC",)
 
+# How redis-py shapes the reply of each command. A plain dict: its own type makes a name upper case at each look.
 _SHAPES: Mapping[str, Callable[[Any], Any]] = dict(redis.Redis(protocol=2).response_callbacks)
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=KvpsError)

@@ -479,7 +479,7 @@ class ArrayPool:
 
 
 class _Using:
-    """See `ArrayPool.using`. A generator as a context manager would take three times as long, in every request."""
+    """See `ArrayPool.using`. A generator as a context manager takes twice as long, in every request."""
 
     def __init__(self, pool: ArrayPool) -> None:
         self._pool = pool

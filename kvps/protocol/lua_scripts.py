@@ -64,8 +64,8 @@ class Script:
 
 @lru_cache(1024)
 def _named_once(script: Script, known: object) -> list[Key | list[str]]:
-    """Return the keys of a script in their order. Of those that no argument changes, the names: every round uses them
-    again."""
+    """Return the keys of a script in their order: lists of names where no argument changes them, because every round
+    uses them again."""
     parts: list[Key | list[str]] = []
     for are_fixed, keys in groupby(script.header.keys, attrgetter("is_fixed")):
         if are_fixed:

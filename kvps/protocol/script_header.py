@@ -58,13 +58,14 @@ class Key(NamedTuple):
         return not (self.many or self.of)
 
     def keys(self, known: object, values: Mapping[str, Any]) -> list[str]:
-        """Return the keys that it stands for, where `known` knows keys and `values` has the arguments."""
+        """Return the keys that it stands for if it is not fixed, where `known` knows keys and `values` has the
+        arguments."""
         if self.given:
             return list(values[self.name])
         key = getattr(known, self.name)
         if self.of == "*":
             return [key(shard) for shard in range(values["shards"])]
-        return [key(values[self.of]) if self.of else key]
+        return [key(values[self.of])]
 
 
 class Header(NamedTuple):

@@ -54,7 +54,7 @@ class MortalServer:
     def start(self, *options: str) -> None:
         """Start the server, with more `options` for this once. Raises RuntimeError if it ends at once."""
         self._process = subprocess.Popen(
-            [*self._command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [*self._command, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0
         )
         with redis.Redis(unix_socket_path=f"{self.folder}/s", retry=None, protocol=2) as client:
             for _ in range(2000):
@@ -68,9 +68,11 @@ class MortalServer:
         raise RuntimeError("the server did not start")
 
     def kill(self) -> None:
-        """Send SIGKILL: what the server had handed to the kernel is in its file, the rest is lost."""
+        """Send SIGKILL, also to a process that writes the file anew: what the server had handed to the kernel is in its
+        file, the rest is lost."""
         assert self._process
-        self._process.send_signal(signal.SIGKILL)
+        if self._process.returncode is None:  # its number is still its own
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def said(self) -> str:

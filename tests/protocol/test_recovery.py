@@ -250,7 +250,7 @@ def test_nothing_is_written_behind_half_a_transaction(mortal: MortalServer) -> N
         whole = mortal.log().read_bytes()
         mortal.kill()
         mortal.restore(mortal.files(), whole.index(b"head", whole.rindex(b"HINCRBY")))
-        mortal.start("--rdb-key-save-delay", "100000")  # microseconds: to write the file anew takes seconds
+        mortal.start("--rdb-key-save-delay", "1000000")  # microseconds, for each key of a file that is written anew
         with ThreadPoolExecutor(3) as pool:
             others = [
                 pool.submit(job.access.scripts.heartbeat, "w0", session.incarnation),
