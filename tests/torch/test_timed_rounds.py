@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -110,8 +111,7 @@ def test_the_weights_of_a_round_add_up(store: Store) -> None:
     job, model, given = create(store, round_ms=60), net(), [5, None, 7, 1]
     sums, added = [0], 0
     with aggregating(job), joined(job, model) as worker:
-        for number in range(400):
-            weight = given[number % len(given)]
+        for number, weight in enumerate(cycle(given)):
             before = worker.session.clock
             clock = train_on(worker, model, number, weight)
             sums[-1] += weight or 1
