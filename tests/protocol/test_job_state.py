@@ -35,6 +35,15 @@ def test_a_version_that_is_no_number_is_corrupt(store: Store, version: str) -> N
         job.access.scripts.recover(store.client.run_id(), "00000000", 0)
 
 
+@pytest.mark.parametrize("run", ["resume", "pause 3", "stop", "suspend x", "stop -1"])
+def test_what_control_has_noted_may_be_damaged(store: Store, run: str) -> None:
+    """A pause has no last round, and all else has one."""
+    job = store.create_job("a", TWO)
+    store.client.call("HSET", job.access.keys.version, "run", run)
+    with pytest.raises(CorruptData, match=r"run is|the last round"):
+        job.state()
+
+
 CHANGES = [{"pid": None}, {"host": None}, {"start": None}, {"incarnation": None}, {"pid": "x"}, {"host": "\x1b"}]
 
 
