@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from kvps.arrays.layout import Array
 from kvps.errors import WrongOrder
 from kvps.history.best import Best
-from kvps.history.evaluations import Evaluation, Wanted
+from kvps.history.commit_log import origins
+from kvps.history.evaluations import Evaluation, Wanted, checked_figures
 from kvps.job import Job
 from kvps.machine import launcher
-from kvps.parsing import JOB_ID, Fields
+from kvps.parsing import Fields
 
 Evaluate = Callable[[dict[str, Array]], Mapping[str, Any]]
 
@@ -53,26 +54,29 @@ class Evaluator:
         self._best: Best | None = None
         if orders.keep_best:
             self._best = Best(Path(orders.directory), Wanted.parse(orders.keep_best), job.name, job.id)
-            page = job.page("0-0")
-            if page and page[0][1].get("kind") == "restore":
-                origin = Fields(page[0][1], "the log's first entry")
-                self._best.inherit(origin.name("job"), origin.matching("id", *JOB_ID), origin.whole("version"))
+            for origin in origins(job, job.id, Path(orders.directory)):
+                if self._best.inherit(*origin):
+                    break
 
     def versions(self) -> Iterator[tuple[int, dict[str, Array]]]:
         """Yield what `Job.versions` does, after the last version that was evaluated."""
-        last = self.job.evaluation()
+        last, kept, state = self.job.evaluation(), self._best and self._best.evaluation, self.job.state()
+        if kept and max(last.version if last else 0, state.begin.version) < kept.version <= state.version:
+            last = self.job.report(kept.version, kept.figures, kept.by)  # an earlier evaluator did not get that far
         for version, weights in self.job.versions(self._orders.every, last.version if last else 0):
             self._present = version, dict(weights)
             yield version, weights
 
     def report(self, version: int, figures: Mapping[str, Any]) -> Evaluation:
-        """Report figures as `Job.report` does, and keep the weights if they are the best so far. Raises WrongOrder."""
+        """Report figures as `Job.report` does. Weights that are the best so far are kept first: whoever dies in between
+        could not read them again. Raises WrongOrder."""
         if self._present is None or version != self._present[0]:
             raise WrongOrder(f"version {version!r} is not the one that versions() has yielded last: report that one")
-        evaluation = self.job.report(version, figures)
+        checked = checked_figures(figures)
         if self._best:
-            self._best.offer(evaluation, self._present[1])
-        return evaluation
+            at_ms = int(1000 * self.job.access.server.seconds())
+            self._best.offer(Evaluation(version, checked, launcher.EVALUATOR, at_ms), self._present[1])
+        return self.job.report(version, checked, launcher.EVALUATOR)
 
     def run(self, evaluate: Evaluate) -> None:
         """Report what `evaluate` returns of each version, until the job's last one."""

@@ -40,16 +40,17 @@ class Best:
         self.evaluation = best_of(self.path)
         self._wanted, self._job, self._id = wanted, job, id
 
-    def inherit(self, job: str, id: str, version: int) -> None:
-        """Go on from the best version of the job from whose checkpoint of `version` this one was restored, unless this
-        one has its own or that one was made later. Raises UsageError, KvpsError."""
+    def inherit(self, job: str, id: str, version: int) -> bool:
+        """Go on from the best version of a job from whose checkpoint of `version` this one comes, unless that was made
+        later or this one has its own. Return whether it has one now. Raises UsageError, KvpsError."""
         origin = best_file(self.path.parent.parent, job, id)
         if self.evaluation or not (before := best_of(origin)) or before.version > version:
-            return
+            return self.evaluation is not None
         with safe_open(origin, "numpy") as file:
             facts = file.metadata()
         write_tensors(_WHAT, self.path, load_file(origin), facts)
         self.evaluation = before
+        return True
 
     def offer(self, evaluation: Evaluation, weights: Mapping[str, Array]) -> bool:
         """Write these weights if they are the best so far; return whether they are. Of equals the first one stays.

@@ -79,6 +79,10 @@ class LogFile:
         with self.open() as file:
             yield from (_entry(line, self.path) for line in _lines(file))
 
+    def first(self) -> Entry | None:
+        """Return the first entry; None without a file. Raises CorruptData, KvpsError."""
+        return next(self.entries(), None) if self.path.exists() else None
+
     def open(self) -> IO[bytes]:
         """Open the file to read it. Raises KvpsError."""
         try:
@@ -214,6 +218,33 @@ class Log:
         return chain.from_iterable(source.commits() for source in self._sources)
 
 
+class Origin(NamedTuple):
+    """The checkpoint with which a job began: the name and the id of its job, and its version."""
+
+    job: str
+    id: str
+    version: int
+
+
+def origins(job: LoggedJob, id: str, directory: Path) -> Iterator[Origin]:
+    """Yield the checkpoint with which a job began, then the one with which that job began, and so on, as far as their
+    logs are in the directory. Raises CorruptData, KvpsError."""
+    page = job.page("0-0")  # read before the file: an entry that is no longer in this page is then in the file
+    file, seen = LogFile(directory, job.name, id), set[Path]()
+    while file.path not in seen and (origin := _origin(file.first() or next(iter(page), None))):
+        yield origin
+        seen.add(file.path)
+        file, page = LogFile(directory, origin.job, origin.id), []
+
+
+def _origin(first: Entry | None) -> Origin | None:
+    """Return the checkpoint with which a job began whose log has this first entry; None without one."""
+    if first is None or first[1].get("kind") != "restore":
+        return None
+    f = Fields(first[1], "the log's first entry")
+    return Origin(f.name("job"), f.matching("id", *JOB_ID), f.whole("version"))
+
+
 class _Source(NamedTuple):
     """A part of a log: the entries of one job. The commits up to version `up_to` count."""
 
@@ -256,10 +287,8 @@ def _left(job: LoggedJob) -> list[Entry]:
 
 def _traced(directory: Path, source: _Source, begin: Begin) -> tuple[Begin, list[_Source]]:
     """Return a log with the logs that it continues, as far as they are in the directory and lead to `begin`."""
-    first = next(source.entries(), None)
-    if first and first[1].get("kind") == "restore":
-        origin = Fields(first[1], "the log's first entry")
-        file = LogFile(directory, origin.name("job"), origin.matching("id", *JOB_ID))
+    if origin := _origin(next(source.entries(), None)):
+        file = LogFile(directory, origin.job, origin.id)
         older = _Source(file.entries, begin.version)
         if file.path.exists() and (start := older.begin()):
             *_, (version, head) = chain([start[:2]], ((c.version, c.head) for c in older.commits()))

@@ -12,16 +12,19 @@ import pytest
 from helpers.arrays import assert_same_bits
 from helpers.harness import aggregating, await_version, check_chain, gradient, model, plain_loop
 from kvps_aggregator.log_keeper import KeptLog
+from kvps_cli.serve.acl import url_for
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import kvps
+from kvps.errors import NotPermitted
 from kvps.evaluator import Evaluator, Orders
 from kvps.history.best import best_file, best_of
 from kvps.history.checkpoint_directory import listed
 from kvps.history.evaluations import Evaluation, Wanted
 from kvps.history.events import EventLog
 from kvps.job import Job
+from kvps.protocol import acl
 from kvps.session.session import Session
 from kvps.store import Store
 
@@ -207,6 +210,34 @@ def version_in(path: Path) -> int | None:
     return best and best.version
 
 
+def test_the_best_version_is_kept_before_it_is_reported(store: Store, tmp_path: Path) -> None:
+    """A server that takes no report stands for an evaluator that is killed before its own. The next evaluator reports
+    what is kept, once."""
+    job = store.create_job("j", model(), optimizer=kvps.SGD(lr=0.05))
+    orders = Orders(1, "loss", str(tmp_path))
+    store.client.call("ACL SETUSER", "looks", "reset", ">looks", *acl.rules("reader", "j")[1:])
+    try:
+        with aggregating(job), job.join("w0") as session, kvps.connect(url_for(store.url, "looks", "looks")) as looks:
+            evaluator = Evaluator(looks.job("j"), orders)
+            push(job, session, 1)
+            version, weights = next(evaluator.versions())
+            with pytest.raises(NotPermitted):
+                evaluator.report(version, {"loss": 0.25})
+            path = best_file(tmp_path, "j", job.id)
+            assert version_in(path) == 1
+            assert_same_bits(load_file(path), weights)
+            assert job.evaluation() is None
+            push(job, session, 1)
+            for _ in range(2):
+                assert next(Evaluator(job, orders).versions())[0] == 2
+    finally:
+        store.client.call("ACL DELUSER", "looks")
+    newest = job.evaluation()
+    assert newest
+    assert (newest.version, newest.figures, newest.by) == (1, {"loss": 0.25}, "evaluator")
+    assert [fields["kind"] for _, fields in job.entries()].count("evaluate") == 1
+
+
 def test_a_restored_job_goes_on_from_the_best_version_up_to_its_checkpoint(store: Store, tmp_path: Path) -> None:
     """Here version 1. Another run's best, version 3, was made behind the checkpoint, and is not its own."""
     job = store.create_job("j", model(), optimizer=kvps.SGD(lr=0.05))
@@ -233,6 +264,29 @@ def test_a_restored_job_goes_on_from_the_best_version_up_to_its_checkpoint(store
             push(job, session, 1)
             evaluator.report(next(versions)[0], {"loss": 0.125})
     assert not list(best.parent.glob(".*")), "nothing is left beside them"
+
+
+def test_a_job_inherits_the_best_version_however_late_its_evaluator_starts(store: Store, tmp_path: Path) -> None:
+    """Here behind two restores, the first of which no evaluator saw, and when the beginning of the log is in a file."""
+    job = store.create_job("j", model(), optimizer=kvps.SGD(lr=0.05))
+    orders = Orders(1, "loss", str(tmp_path))
+    with aggregating(job), job.join("w0") as session:
+        evaluator = Evaluator(job, orders)
+        push(job, session, 1)
+        evaluator.report(next(evaluator.versions())[0], {"loss": 0.25})
+        checkpoint = job.checkpoint()
+    for name in ("second", "third"):
+        restored = store.restore_job(checkpoint, name)
+        with aggregating(restored, log=KeptLog(1, tmp_path)), restored.join("w0") as again:
+            push(restored, again, 3)
+            checkpoint = restored.checkpoint()
+        assert next(iter(restored.page("0-0")))[1]["kind"] != "restore"
+    late = Evaluator(restored, orders)
+    path = best_file(tmp_path, "third", restored.id)
+    assert version_in(path) == 1
+    assert_same_bits(load_file(path), load_file(best_file(tmp_path, "j", job.id)))
+    assert next(late.versions())[0] == 7
+    assert restored.evaluation() is None, "the report of version 1 is another job's"
 
 
 @pytest.mark.parametrize(("text", "more"), [("loss", False), ("loss:min", False), ("accuracy:max", True)])
