@@ -223,8 +223,9 @@ class Store:
     ) -> Job:
         """Create a job that continues from a checkpoint, with its name and number of shards unless others are given.
 
-        Workers join under their old ids and continue where they were. The job waits for all workers that were at work.
-        `launched_by` is what `kvps.machine.launcher` says of the command whose processes they are.
+        Workers join under their old ids and continue where they were. The job waits for all workers that had work left,
+        but for those that were evicted. `launched_by` is what `kvps.machine.launcher` says of the command whose
+        processes they are. If one had launched the earlier job too, all are started again: then it waits for these too.
         Raises JobExists, InvalidName, InvalidSetting; nothing was changed then.
         """
         config = replace(checkpoint.config, launched_by=launched_by)
@@ -299,7 +300,7 @@ class Store:
                 if checkpoint and checkpoint.skipped:
                     manifest["skipped"] = counts_as_text(checkpoint.skipped)
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
-        begins = json.dumps(_as_text(checkpoint)) if checkpoint else ""
+        begins = json.dumps(_as_text(checkpoint, config)) if checkpoint else ""
         access = JobAccess.of(self.client, keys, config, layout)
         transport = open_transport(access)
         transport.prepare()
@@ -506,7 +507,7 @@ def fresh_id() -> str:
     return secrets.token_hex(4)
 
 
-def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
+def _as_text(checkpoint: Checkpoint, config: JobConfig) -> dict[str, str | dict[str, str]]:
     """Return what create.lua takes from a checkpoint, with numbers as text because Lua would round them."""
     return {
         "version": str(checkpoint.version),
@@ -517,7 +518,7 @@ def _as_text(checkpoint: Checkpoint) -> dict[str, str | dict[str, str]]:
         "lr": "" if checkpoint.lr is None else repr(checkpoint.lr),
         "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
         "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
-        "workers": checkpoint.workers_anew(),
+        "workers": checkpoint.workers_anew(bool(config.launched_by and checkpoint.config.launched_by)),
         "units": units_anew(checkpoint.units),
         "states": dict(checkpoint.states),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,15 +36,19 @@ Whole = tuple[Array, Mapping[str, Array], Mapping[int, int]]
 _MOST_SLOTS = MOST_SLOTS + MOST_PAST + 1  # an optimizer's, past weights, and the view
 
 
-def workers_anew(workers: Mapping[str, str], rounds: Mapping[str, int], awaited: bool) -> dict[str, str]:
+def workers_anew(
+    workers: Mapping[str, str], rounds: Mapping[str, int], awaited: bool, back: Sequence[str] = ()
+) -> dict[str, str]:
     """Return the workers of a job that continues from an earlier version: same ranks and clocks, nothing pending.
 
     `rounds` has each worker's committed round. With `awaited`, workers that were at work are not evicted for silence.
+    `back` says which of those that were "left" and "evicted" come back, unless they have finished.
     """
     out = {}
     for worker, text in workers.items():
         entry, round_ = json.loads(text), rounds[worker]
-        out_of_it = entry["state"] == "evicted" or (entry["state"] == "left" and entry["round"] == round_)
+        gone = entry["state"] == "evicted" or (entry["state"] == "left" and entry["round"] == round_)
+        out_of_it = gone and (entry["finished"] or entry["state"] not in back)
         if not out_of_it:
             entry |= {"state": "rejoining", "finished": False}
         if awaited and not out_of_it:
@@ -156,15 +160,18 @@ class Checkpoint:
 
     # -- what a restored job begins with -------------------------------------------------------------------------
 
-    def workers_anew(self) -> dict[str, str]:
+    def workers_anew(self, all_come: bool = False) -> dict[str, str]:
         """Return the workers for a restored job.
 
         The job waits for each worker that was at work, or had left with contributions not yet committed, and evicts
         none of them for silence: only with all of them does it continue as it was, and in BSP reach the same bits.
-        In rounds of units it reaches them with any workers, and waits for none.
+        Where each has data of its own, it also waits for those that left with work undone, as after an error; and for
+        evicted ones, if `all_come` says that all are started again.
+        In rounds of units it reaches the same bits with any workers, and waits for none.
         """
         rounds = {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
-        anew = workers_anew(self.workers, rounds, awaited=not self.config.unit_rounds)
+        back = () if self.config.units else ("left", "evicted") if all_come else ("left",)
+        anew = workers_anew(self.workers, rounds, not self.config.unit_rounds, back)
         if not self.config.unit_rounds:
             return anew
         entries = {worker: json.loads(text) for worker, text in anew.items()}

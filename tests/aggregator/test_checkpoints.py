@@ -68,7 +68,8 @@ def test_a_restored_bsp_job_ends_with_the_samebits(
         assert restored.state().begin == (STOP, job.state().head, 2 * STOP)
 
 
-def test_a_restored_bsp_job_waits_for_all_that_were_at_work(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failed", [False, True], ids=["at work", "failed"])
+def test_a_restored_bsp_job_waits_for_all_that_had_work_left(store: Store, tmp_path: Path, failed: bool) -> None:
     """Else the first to come back would go on alone, and to other bits. Nobody is evicted for not being there yet."""
     whole = store.create_job("whole", model(), workers=2, worker_timeout_ms=20_000)
     train_to(whole, STOP + 3)
@@ -80,6 +81,8 @@ def test_a_restored_bsp_job_waits_for_all_that_were_at_work(store: Store, tmp_pa
                 grads = gradient(session.pull(), session.rank, session.round)
                 session.push(grads)
         assert eventually(lambda: job.state().version == STOP)
+        for session in sessions if failed else ():
+            session.leave(finished=False)  # as where an error leaves the block
         path = saved(job, tmp_path)
     restored = store.restore_job(Checkpoint.load(path), "again")
     assert {m.state for m in restored.state().members.values()} == {"rejoining"}

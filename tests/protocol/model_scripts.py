@@ -739,8 +739,7 @@ class Scripts:
         return ("OK",), self.depart(s, worker, "evict")
 
     def adopt(self, s: State, adopter: Adopter, job: int | None = None) -> Outcome:
-        """Workers that ended with their launcher keep their places. Here those who were evicted are like those who have
-        left, and do too."""
+        """Workers that ended with their launcher or before it keep their places."""
         if self.another_job(s, job, "adopt-id"):
             return ("NOJOB",), s
         if self.restarted(s, "adopt-restart"):

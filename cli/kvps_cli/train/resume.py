@@ -126,7 +126,8 @@ def _await_ended(job: Job, launched: Launcher | None, grace_s: float) -> list[Me
     """Wait until no process of the earlier run is at work, and return the workers that keep their places. Raises
     UsageError if some do not end.
 
-    One that failed keeps its place where it has data of its own, or the first copy that is back would train without it.
+    One that failed or was evicted keeps its place where it has data of its own and is started again, or the first copy
+    that is back would train without it.
     A process of another machine has ended if it was silent for the worker timeout.
     """
     timeout_s = job.config.worker_timeout_ms / 1000
@@ -138,7 +139,7 @@ def _await_ended(job: Job, launched: Launcher | None, grace_s: float) -> list[Me
                 m for m in state.members.values() if m.state in ("active", "rejoining") or m.worker in state.on_leave
             ]
         else:
-            ours = [m for m in state.members.values() if not (m.finished or m.evicted)]
+            ours = [m for m in state.members.values() if not (m.finished or (m.evicted and launched is None))]
         if launched and launched.most:
             ours = [m for m in ours if m.worker in {f"w{rank}" for rank in range(launched.most)}]
         there = ", ".join(sorted(m.worker for m in ours if m.active and _lives(job, m, timeout_s)))

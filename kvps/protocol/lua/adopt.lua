@@ -1,6 +1,5 @@
--- adopt: give a job whose launcher has ended another launcher. Workers that ended with it, or left because the job was
--- suspended, keep their places: the others wait for each of them until it has joined again, as in a job that was
--- restored.
+-- adopt: give a job whose launcher has ended another launcher. Workers that ended with it or before it, and are started
+-- again, keep their places: the others wait for each of them until it has joined again, as in a job that was restored.
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash commits:stream units:hash free_units:zset taken_units:zset
 -- KEYS rounds:zset pushed:zset draining:zset turns:stream never
 -- ARGV job before launched_by by ended...
@@ -21,7 +20,7 @@ local freed = false
 for i = 1, #ended, 2 do
   local worker = ended[i]
   local entry = read_worker(worker)
-  if entry and entry.incarnation == ended[i + 1] and entry.state ~= 'evicted' and not entry.finished then
+  if entry and entry.incarnation == ended[i + 1] and not entry.finished then
     freed = drop_unit(worker, entry) or freed
     entry.state, entry.awaited = 'rejoining', true
     write_worker(worker, entry)

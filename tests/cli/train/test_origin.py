@@ -46,13 +46,19 @@ def test_nobody_waits_for_workers_that_do_not_come_where_others_may_do_their_uni
             session.leave()
 
 
-def test_workers_that_left_because_the_job_was_suspended_keep_their_places(store: Store, tmp_path: Path) -> None:
-    gone = json.loads(launcher.this_process("kvps run", 2)) | {"pid": 2**22 + 1}
-    job = store.create_job("job", model(), workers=2, launched_by=json.dumps(gone))
+def ended(store: Store, workers: int) -> tuple[kvps.Job, list[kvps.Session]]:
+    """A job of a run that has ended, and the sessions of its copies."""
+    gone = json.loads(launcher.this_process("kvps run", workers)) | {"pid": 2**22 + 1}
+    job = store.create_job("job", model(), workers=workers, launched_by=json.dumps(gone))
     first = store.client.call("HGET", job.access.keys.config, "launched_by")
     store.client.call("HSET", job.access.keys.config, "launched_by", "")  # so that this process may join
-    sessions = [store.job("job").join(f"w{rank}") for rank in range(2)]
+    sessions = [store.job("job").join(f"w{rank}") for rank in range(workers)]
     store.client.call("HSET", job.access.keys.config, "launched_by", first)
+    return job, sessions
+
+
+def test_workers_that_left_because_the_job_was_suspended_keep_their_places(store: Store, tmp_path: Path) -> None:
+    job, sessions = ended(store, 2)
     job.suspend()
     for session in sessions:
         session.leave(finished=False)
@@ -63,6 +69,21 @@ def test_workers_that_left_because_the_job_was_suspended_keep_their_places(store
     assert begin.job.state().run.state == "running"
     again = store.restore_job(kvps.Checkpoint.load(path), "again")
     assert places(again) == {"w0": "awaited", "w1": "awaited"}
+
+
+@pytest.mark.parametrize("where", ["the server", "a checkpoint"])
+def test_every_copy_that_has_work_left_is_waited_for_however_it_ended(store: Store, tmp_path: Path, where: str) -> None:
+    """All of them are started again. The first that is back would train alone: in BSP, to other weights."""
+    job, (failed, killed, finished) = ended(store, 3)
+    failed.leave(finished=False)
+    job.evict(job.state().members[killed.worker])
+    finished.leave()
+    if where == "a checkpoint":
+        saved(job, tmp_path)
+        store.remove_job("job")
+    begin = origin(store, "job", launch(3, tmp_path))
+    assert begin.job
+    assert places(begin.job) == {"w0": "awaited", "w1": "awaited", "w2": "gone"}
 
 
 def test_a_job_that_others_train_is_not_taken(store: Store) -> None:
