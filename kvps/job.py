@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count, islice
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from kvps.arrays.layout import Array, Layout
 from kvps.config import JobConfig
@@ -20,7 +21,17 @@ from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.resp import Command
 from kvps.connection.sockets import ChunkGone
 from kvps.device.base import CPU, Device
-from kvps.errors import CorruptData, InvalidSetting, ServerError, UsageError, WorkerAlive, counted, printable, shown
+from kvps.errors import (
+    CorruptData,
+    InvalidSetting,
+    ServerError,
+    UsageError,
+    WorkerAlive,
+    WrongOrder,
+    counted,
+    printable,
+    shown,
+)
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.evaluations import Evaluation, checked_figures, figures_json
 from kvps.machine import launcher, process
@@ -76,7 +87,7 @@ class Job:
         access = JobAccess.of(client, keys, JobConfig.from_hash(stored), Layout.from_json(layout), replicas)
         self.access = OpenedJob.over(access, open_transport(access))
         self.access.reader.check_stored()
-        self._joined: dict[int, str] = {}  # thread -> the worker that it has joined as
+        self._joined = WeakValueDictionary[int, Session]()  # thread -> the worker that it has joined as last
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self.access.client.url, self.name, self.id)
@@ -175,8 +186,8 @@ class Job:
             with suppress(ServerRestarted):  # a restart ends that incarnation as well
                 self.access.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
-        self._joined[threading.get_ident()] = worker
-        return Session(self.access, worker, joined, device, prefetch)
+        session = self._joined[threading.get_ident()] = Session(self.access, worker, joined, device, prefetch)
+        return session
 
     def _checked_id(self, worker: str) -> str:
         """Return the id of a worker that joins. One that begins with - can only be of a worker that the job has."""
@@ -251,7 +262,8 @@ class Job:
             raise InvalidSetting(
                 f"a reason has at most {_MOST_WORDS} characters, and this one {len(words)}: shorten it"
             )
-        by = self._joined.get(threading.get_ident(), launcher.own_name())
+        mine = self._joined.get(threading.get_ident())
+        by = mine.worker if mine else launcher.own_name()
         return self.in_present_history(lambda: self.access.scripts.control(what, by, words, lr))
 
     def evict(self, member: Member, reason: str = "its process has ended") -> None:
@@ -401,8 +413,16 @@ class Job:
         """Wait until all workers have done all their rounds and these are committed, as before a last `snapshot`.
 
         Return False if all workers have left with rounds undone and none has joined for worker_timeout_ms, or if they
-        have left because the job was suspended. A worker must leave before it waits.
+        have left because the job was suspended. A worker must leave before it waits. Raises WrongOrder in a thread
+        whose worker has not left.
         """
+        if (mine := self._joined.get(threading.get_ident())) and not mine.closed:
+            me = self.state().members.get(mine.worker)
+            if me and me.active and me.incarnation == mine.incarnation:
+                raise WrongOrder(
+                    f"worker {mine.worker!r} has not left, and would wait for itself: leave first, or call finish() of "
+                    f"a kvps.torch.Optimizer, which leaves and waits"
+                )
         keys, alone_since = self.access.keys, math.inf
         while True:
             present, joined, last_entry = self._asked([("ZCARD", keys.rounds), ("HLEN", keys.workers)])

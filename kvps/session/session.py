@@ -92,6 +92,11 @@ class Session:
         return self._access.layout
 
     @property
+    def closed(self) -> bool:
+        """Whether this worker has left."""
+        return self._membership.closed
+
+    @property
     def sequence(self) -> int:
         """How many contributions of this incarnation have been acknowledged."""
         return self._membership.sequence

@@ -26,9 +26,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from kvps import launch, optim
 from kvps.config import JobSettings
-from kvps.errors import InvalidSetting, KvpsError, UsageError
+from kvps.errors import InvalidSetting, JobSuspended, KvpsError, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
+from kvps.torch.loading import load
 from kvps.torch.model import parameters
 from kvps.torch.optimizer import optimizer as translated
 from kvps.torch.rates import Rates
@@ -91,7 +92,7 @@ class Optimizer(torch.optim.Optimizer):
         joins = {name: given.pop(name) for name in _OF_JOIN if name in given}
         rule = translated(model, optimizer, scheduler, **how)
         self._owner = ProcessOwner("the optimizer of a worker")
-        self._torch, self._scheduler, self._closed = optimizer, scheduler, False
+        self._torch, self._model, self._scheduler, self._closed = optimizer, model, scheduler, False
         self._run = launch.from_env() if job is None else None
         try:
             if job:
@@ -258,6 +259,30 @@ class Optimizer(torch.optim.Optimizer):
             finally:
                 self._end_run()
 
+    def finish(self) -> int:
+        """Leave the job, wait until all workers have done all their steps, and fill the model with the last version.
+        Return that version; a line says if others have left before their last step. A job of this process alone ends.
+
+        Call it in the place of `close`, in the `with` block; after a stop, the end of the block does it. Raises
+        JobSuspended if the job was suspended, WrongOrder if this worker has left.
+        """
+        if not self._begin_close():
+            raise WrongOrder("the optimizer has left its job already: call finish() in the with block, or for close()")
+        try:
+            self.worker.leave()
+            return self._await_last()
+        finally:
+            self._end_run()
+
+    def _await_last(self) -> int:
+        finished = self.job.await_finished()
+        if (run := self.job.state().run).state == "suspended":
+            raise JobSuspended(f"job {self.job.name!r} was {run.why}; it goes on from here when it is resumed")
+        version = load(self.job, self._model)
+        if not finished:
+            log.warning("the other workers have left with steps undone: the model has version %d", version)
+        return version
+
     def _begin_close(self) -> bool:
         """Return whether this call is the one that closes."""
         if self._closed or not self._owner.is_here:
@@ -290,7 +315,10 @@ class Optimizer(torch.optim.Optimizer):
         if not self._begin_close():
             return False
         try:
-            return self.worker.__exit__(kind, error, trace)
+            stopped = self.worker.__exit__(kind, error, trace)
+            if stopped:
+                self._await_last()
+            return stopped
         finally:
             self._end_run()
 

@@ -7,6 +7,7 @@ import io
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -17,7 +18,7 @@ import pytest
 import torch
 from helpers.arrays import assert_close, assert_same_bits
 from helpers.ddp import OPTIMIZERS, ROUNDS, batch, loss_of, net, weights_of
-from helpers.digits_job import run_workers
+from helpers.digits_job import in_thread, run_workers
 from helpers.harness import aggregating, check_chain
 from helpers.paths import TESTS
 from torch import nn
@@ -386,6 +387,55 @@ def test_a_job_that_is_ended_ends_the_loop(store: Store, ask: str) -> None:
         assert (optimizer.steps, job.state().finished(job.config)) == (2, ask == "stop")
 
 
+@pytest.mark.parametrize("end", ["finished", "fails", "stop", "suspend"])
+def test_finish_waits_for_the_others_and_fills_the_model_with_the_last_version(
+    store: Store, caplog: pytest.LogCaptureFixture, end: str
+) -> None:
+    """With staleness the first worker ends with weights that lack what the other one does later. A stop ends the loop
+    of that one before its `finish`."""
+    timeout = 5_000 if end == "fails" else 60_000
+    job = create(store, lambda params: torch.optim.SGD(params, lr=0.1), staleness=8, worker_timeout_ms=timeout)
+    goes_on = threading.Event()
+    models = [net(), net()]
+
+    def run(number: int) -> None:
+        sgd = torch.optim.SGD(models[number].parameters(), lr=0.1)
+        with kvps.torch.Optimizer(sgd, models[number], job=job, worker=f"w{number}") as optimizer:
+            for round_ in range(4):
+                assert not number or round_ == 0 or goes_on.wait(60)
+                plain(optimizer, models[number], round_)
+            if number and end == "fails":
+                raise ValueError("as a script does")
+            if not number:
+                with pytest.raises(kvps.WrongOrder, match="worker 'w0' has not left, and would wait for itself: leave"):
+                    optimizer.job.await_finished()
+                if end in ("stop", "suspend"):
+                    getattr(job, end)()
+                goes_on.set()
+            assert optimizer.finish() == job.state().version
+            with pytest.raises(kvps.WrongOrder, match="has left its job already: call finish"):
+                optimizer.finish()
+
+    def ended_by(error: type[BaseException], number: int) -> None:
+        with pytest.raises(error):
+            run(number)
+
+    ends: dict[str, list[Callable[[int], None]]] = {
+        "fails": [run, partial(ended_by, ValueError)],
+        "suspend": [partial(ended_by, kvps.JobSuspended)] * 2,
+    }
+    with aggregating(job):
+        workers = [in_thread(partial(call, number)) for number, call in enumerate(ends.get(end, [run, run]))]
+        for worker in workers:
+            worker.result()
+    assert job.clock() == {"w0": 4, "w1": 4}
+    if end != "suspend":
+        assert_same_bits(weights_of(models[0]), job.snapshot()[1])
+    if end in ("finished", "stop"):
+        assert_same_bits(weights_of(models[1]), job.snapshot()[1])
+    assert ("have left with steps undone: the model has version" in caplog.text) == (end == "fails")
+
+
 def test_alone_it_makes_a_job_and_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVPS_REDIS_URL", store.url)
     model = net()
@@ -395,6 +445,7 @@ def test_alone_it_makes_a_job_and_ends_it(store: Store, monkeypatch: pytest.Monk
         job = store.job(optimizer.job.name)
         assert (job.config.optimizer, job.config.staleness) == (kvps.SGD(lr=0.1, clip_norm=1.0), 1)
         assert ([*job.clock()], job.layout.buffer_kind) == (["me"], "rank0")
+        assert optimizer.finish() == 1
     assert store.jobs() == []
 
 
