@@ -516,6 +516,7 @@ def _as_text(checkpoint: Checkpoint, config: JobConfig) -> dict[str, str | dict[
         "job": checkpoint.job,
         "id": checkpoint.id,
         "lr": "" if checkpoint.lr is None else repr(checkpoint.lr),
+        "run": checkpoint.run.fields,
         "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
         "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
         "workers": checkpoint.workers_anew(bool(config.launched_by and checkpoint.config.launched_by)),

@@ -387,6 +387,11 @@ class UncheckedConfig:
         return UnitRounds(self.units_per_round, self.units_per_epoch or self.units, self.units)
 
     @property
+    def rounds_are_versions(self) -> bool:
+        """Whether each round makes one version: in BSP, and where rounds are of units."""
+        return self.staleness == 0 or self.unit_rounds is not None
+
+    @property
     def most_contributions(self) -> int:
         """How many contributions the memory of gradients must hold: those that wait, and one of each worker more."""
         if self.unit_rounds:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ from kvps.optim.custom import MOST_SLOTS
 from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
 from kvps.protocol.job_state import Begin, Member, State
 from kvps.protocol.plan import set_lr
+from kvps.protocol.run_control import RunControl
 from kvps.protocol.worker_states import MOST_BYTES, committed
 
 _FORMAT = "2"
@@ -86,7 +87,8 @@ class Checkpoint:
     `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest, and `lr`
     is the learning rate that was set then; None for the optimizer's own. `states` has the state of each worker, behind
     the contribution with which it came. `skipped` is in how many versions each parameter was left out, by its number in
-    the layout. `stopped` says that somebody has ended the training (`Job.stop`).
+    the layout. `run` says whether somebody has stopped the job (`Job.stop`), and with which round it ends; one that was
+    paused or suspended goes on.
     """
 
     job: str
@@ -103,7 +105,7 @@ class Checkpoint:
     slots: Mapping[str, Array] = field(repr=False)
     saved: str = ""
     skipped: Mapping[int, int] = field(default_factory=dict)
-    stopped: bool = False
+    run: RunControl = field(default=RunControl())
     lr: float | None = None
     states: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -127,7 +129,7 @@ class Checkpoint:
             weights=weights,
             slots=slots,
             saved=datetime.now(UTC).isoformat(timespec="seconds"),
-            stopped=state.run.state == "stopped",
+            run=state.run if state.run.state == "stopped" else RunControl(),
             skipped=skipped,
             lr=state.lr,
             states=committed(state.states),
@@ -141,10 +143,24 @@ class Checkpoint:
     @property
     def finished(self) -> bool:
         """Whether the job had done all its work, as `State.finished` says it of a job on a server."""
-        if self.stopped or self.config.units:
-            return self.stopped or whole(self.units.get("done", 0), "units done") == self.config.units
+        if self.run.round is not None:
+            return all(map(self.run.is_last, self._rounds_to_do()))
+        if self.config.units:
+            return whole(self.units.get("done", 0), "units done") == self.config.units
         entries = (Fields.of_json(text, f"worker {worker!r}") for worker, text in self.workers_anew().items())
         return sum(entry.flag("finished") for entry in entries) >= self.config.workers
+
+    def _rounds_to_do(self) -> Iterable[int]:
+        """Return the rounds that must all come to the last one of a job that was stopped."""
+        if self.config.rounds_are_versions:
+            return (self.version,)
+        anew = workers_anew(self.workers, self._rounds, awaited=False)
+        return (round_ for worker, round_ in self._rounds.items() if json.loads(anew[worker])["state"] == "rejoining")
+
+    @property
+    def _rounds(self) -> dict[str, int]:
+        """Each worker's committed round."""
+        return {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
 
     @property
     def weight_sums(self) -> dict[str, int]:
@@ -169,9 +185,8 @@ class Checkpoint:
         evicted ones, if `all_come` says that all are started again.
         In rounds of units it reaches the same bits with any workers, and waits for none.
         """
-        rounds = {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
         back = () if self.config.units else ("left", "evicted") if all_come else ("left",)
-        anew = workers_anew(self.workers, rounds, not self.config.unit_rounds, back)
+        anew = workers_anew(self.workers, self._rounds, not self.config.unit_rounds, back)
         if not self.config.unit_rounds:
             return anew
         entries = {worker: json.loads(text) for worker, text in anew.items()}
@@ -206,7 +221,8 @@ class Checkpoint:
             "units": json.dumps(self.units),
             "slots": json.dumps(list(self.slots)),
             "saved": self.saved,
-            "stopped": "1" if self.stopped else "",
+            "stopped": "1" if self.run.ends else "",  # for a kvps of before, which reads no "run"
+            "run": json.dumps(self.run.fields),
             "skipped": json.dumps(counts_as_text(self.skipped)),
             **({"states": json.dumps(self.states)} if self.states else {}),
             **({} if self.lr is None else {"lr": repr(self.lr)}),
@@ -246,7 +262,7 @@ class Checkpoint:
                     weights=_flat(layout, file.get_tensor),
                     slots=slots,
                     saved=f.text("saved"),
-                    stopped=f.text("stopped", default="") == "1",
+                    run=_run(f),
                     skipped=counts_in(f.json_fields("skipped"), f.whole("version"), len(layout.parameters))
                     if "skipped" in f
                     else {},
@@ -255,6 +271,13 @@ class Checkpoint:
                 )
         except (SafetensorError, OSError) as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None
+
+
+def _run(f: Fields) -> RunControl:
+    """Return what a job did. A kvps of before noted no more than that it was stopped."""
+    if "run" in f:
+        return RunControl.of(f.json_fields("run"))
+    return RunControl("stopped", 0) if f.text("stopped", default="") else RunControl()
 
 
 def _counts(f: Fields, what: str) -> dict[str, int]:

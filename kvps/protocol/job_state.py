@@ -291,12 +291,12 @@ class State:
         """Return whether all work is done and no contribution waits.
 
         A job with units is done when all are committed, any other when `workers` workers have done all their rounds,
-        and one that was stopped when its workers have ended.
+        and one that was stopped when its workers have ended, and its last round is made.
         """
         if not self.settled:
             return False
         if self.run.state == "stopped":
-            return True
+            return not config.rounds_are_versions or self.run.is_last(self.version)
         if config.units:
             return self.units_done == config.units
         return sum(m.finished for m in self.members.values()) >= config.workers

@@ -45,6 +45,14 @@ class RunControl(NamedTuple):
         )
 
     @property
+    def fields(self) -> dict[str, str]:
+        """The fields of the version hash that say it; none for a job that goes on."""
+        what = next((what for what, state in STATES.items() if state == self.state), "")
+        last = "" if self.round is None else f" {self.round}"
+        values = {"run": what + last, "run_by": self.by, "run_reason": self.reason, "run_at_ms": str(self.at_ms)}
+        return values if what else {}
+
+    @property
     def ends(self) -> bool:
         """Whether all workers' loops end: it is suspended or stopped."""
         return self.round is not None

@@ -64,4 +64,7 @@ def test_a_checkpoint_says_whether_all_work_was_done(store: Store, tmp_path: Pat
     early.stop("the loss is low enough")
     path = saved(early, tmp_path)
     assert Checkpoint.load(path).finished
-    assert not Checkpoint.load(saved(store.restore_job(Checkpoint.load(path), "again"), tmp_path)).finished
+    again = store.restore_job(Checkpoint.load(path), "again")
+    assert again.state().finished(again.config), "a stop stays a stop"
+    again.resume()
+    assert not again.checkpoint().finished

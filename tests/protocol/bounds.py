@@ -74,6 +74,8 @@ SMALL = [
     case(1, 0, adoptions=2, lost=1, rounds=1),
     case(1, 1, adoptions=1),
     case(1, 0, adoptions=1, **ROUNDS),
+    case(1, 0, stops=1, adoptions=1, rounds=1),
+    case(1, 0, stops=1, adoptions=1, **ROUNDS),
 ]
 # These were explored with the model as it is: see `explored.json`.
 LARGE = [

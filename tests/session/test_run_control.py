@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,38 @@ def test_a_stop_in_the_middle_of_a_round_lets_the_others_end_it(store: Store) ->
             late.pull()
             pytest.fail("a worker of a stopped job begins a round")
         assert late.stopping
+
+
+@pytest.mark.parametrize("mode", ["bsp", "ssp", "quorum", "units", "loose units"])
+def test_a_job_restored_from_between_a_stop_and_its_last_round_ends_with_that_round(
+    store: Store, tmp_path: Path, mode: str
+) -> None:
+    job = store.create_job("job", PARAMS, workers=2, **MODES[mode], **PATIENT)
+    sessions = [job.join(f"w{i}") for i in range(2)]
+    for session in sessions if mode != "quorum" else sessions[:1]:
+        if job.config.units:
+            session.next_unit()
+        session.pull()
+    sessions[0].push(GRADIENT)
+    stopped = job.stop("enough")
+    made = job.checkpoint()
+    assert not made.finished
+    made.write(tmp_path / "c.safetensors")
+    again = store.restore_job(kvps.Checkpoint.load(tmp_path / "c.safetensors"), "again")
+    assert again.state().run == stopped
+    assert [facts["reason"] for facts in events(again, "stop")] == ["enough"]
+    assert not again.state().finished(again.config)
+    with aggregating(again), ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(work, again, f"w{i}", set(), threading.Event()) for i in range(2)]
+        assert all(each.result()[1] for each in ends), "each knows that it ends"
+        eventually(lambda: again.state().finished(again.config), 60)
+    if mode != "ssp":
+        assert again.state().version == stopped.round == 1
+    assert again.checkpoint().finished
+    if job.config.units:
+        assert again.state().units_done == (4 if mode == "units" else 2)
+    else:
+        assert {m.round for m in again.state().members.values()} == {1}
 
 
 def test_what_is_pushed_behind_the_last_round_does_not_count(store: Store) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, shown
 from kvps.job import Job
 from kvps.protocol.run_control import RunControl
@@ -63,9 +64,12 @@ def set_(
 
 
 def _ends(job: Job, run: RunControl) -> str:
-    if not run.ends:
-        return run.why + _over(job)
-    what = "version" if job.config.unit_rounds else "round"
+    return ending(job.config, run) if run.ends else run.why + _over(job)
+
+
+def ending(config: JobConfig, run: RunControl) -> str:
+    """Return with which round the workers of a job end that was stopped or suspended, and why."""
+    what = "version" if config.unit_rounds else "round"
     return f"{run.why}; " + (f"all workers end with {what} {run.round:,}" if run.round else "all workers end")
 
 

@@ -18,9 +18,11 @@ from kvps.machine import process
 from kvps.machine.launcher import Launcher
 from kvps.parsing import number
 from kvps.protocol.job_state import Member
+from kvps.protocol.run_control import RunControl
 from kvps.store import Store
 from kvps_cli.new_job import storing
 from kvps_cli.output import say
+from kvps_cli.train.control import ending
 
 _POLL_S = 0.2
 
@@ -78,14 +80,21 @@ def origin(store: Store, name: str, launch: Launch) -> Origin:
         say(passed_over(found))
     checkpoint, path = found.checkpoint, found.path
     if checkpoint.finished:
-        return Origin(None, _finished(name, checkpoint.version, f" in {path}"), finished=True)
-    return Origin(
-        _restored(store, name, checkpoint, launch), f"job {name}: goes on at version {checkpoint.version}, from {path}"
-    )
+        return Origin(None, _finished(name, checkpoint.version, checkpoint.run, f" in {path}"), finished=True)
+    job = _restored(store, name, checkpoint, launch)
+    return Origin(job, _goes_on(job, checkpoint.version, checkpoint.run, str(path)))
 
 
-def _finished(name: str, version: int, where: str) -> str:
-    return f"job {name}: finished at version {version}{where}: nothing is left to train"
+def _finished(name: str, version: int, run: RunControl, where: str) -> str:
+    why = f" ({run.why})" if run.ends else ""
+    return f"job {name}: finished at version {version}{where}{why}: nothing is left to train"
+
+
+def _goes_on(job: Job, version: int, run: RunControl, where: str) -> str:
+    """Return the line about a job that goes on. Only a stop stays: a run that is resumed is neither suspended nor
+    paused."""
+    until = f"; {ending(job.config, run)}" if run.state == "stopped" else ""
+    return f"job {job.name}: goes on at version {version}, from {where}{until}"
 
 
 # -- the job on the server ------------------------------------------------------------------------------------------
@@ -102,7 +111,7 @@ def _adopted(store: Store, job: Job, launch: Launch) -> Origin:
             f"another name (--job NAME)"
         )
     if state.finished(config):
-        return Origin(job, _finished(name, state.version, " on the server"), finished=True)
+        return Origin(job, _finished(name, state.version, state.run, " on the server"), finished=True)
     _check(job, launch)
     if launched and not launched.is_dead and not launched.is_elsewhere:
         raise UsageError(f"{launched} trains job {name!r}: wait for its end, or end it with kill {launched.pid}")
@@ -116,10 +125,10 @@ def _adopted(store: Store, job: Job, launch: Launch) -> Origin:
     scripts = job.access.scripts
     if not job.in_present_history(lambda: scripts.adopt(config.launched_by, launch.launched_by, str(me), incarnations)):
         raise UsageError(f"another command has just resumed job {name!r}")
-    if state.run.state != "running":
+    if state.run.state in ("suspended", "paused"):
         job.resume("kvps run --resume")
     _dismiss_missing(job, launch)
-    return Origin(store.job(name), f"job {name}: goes on at version {state.version}, from the job on the server")
+    return Origin(store.job(name), _goes_on(job, state.version, state.run, "the job on the server"))
 
 
 def _await_ended(job: Job, launched: Launcher | None, grace_s: float) -> list[Member]:

@@ -6,7 +6,7 @@
 --   job: a nonce; it is also the first history
 --   layout: JSON
 --   name: the staged name of the first version
---   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, clock, skip, workers,
+--   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, run, clock, skip, workers,
 --     units, states
 --   settings: field, value, ... of config
 -- USES index log numbers
@@ -32,6 +32,11 @@ if earlier then
   restore_hashes(earlier)
   log_entry('restore', 'version', version, 'head', head, 'history', job,
     'contributions', earlier.contributions, 'job', earlier.job, 'id', earlier.id)
+  local run = earlier.run
+  if run.run then -- a stop is one of this job too, which ends with the same round
+    for field, value in pairs(run) do redis.call('HSET', keys.version, field, value) end
+    log_entry('stop', 'by', run.run_by, 'reason', run.run_reason, 'round', run.run:match('%d+'))
+  end
 else
   log_entry('create', 'version', 0, 'head', head, 'history', job)
 end

@@ -86,6 +86,26 @@ def test_every_copy_that_has_work_left_is_waited_for_however_it_ended(store: Sto
     assert places(begin.job) == {"w0": "awaited", "w1": "awaited", "w2": "gone"}
 
 
+@pytest.mark.parametrize("where", ["the server", "a checkpoint"])
+def test_a_run_that_was_stopped_ends_with_the_round_of_the_stop(store: Store, tmp_path: Path, where: str) -> None:
+    """Its copies were killed before they had done that round."""
+    job, sessions = ended(store, 2)
+    pushing = sessions[0]
+    pushing.push(pushing.pull())
+    stopped = job.stop("good enough")
+    for session in sessions:
+        job.evict(job.state().members[session.worker])
+    if where == "a checkpoint":
+        saved(job, tmp_path)
+        store.remove_job("job")
+    begin = origin(store, "job", launch(2, tmp_path))
+    assert begin.job
+    assert begin.line.endswith("; stopped: good enough; all workers end with round 1")
+    assert begin.job.state().run == stopped
+    begin.job.resume()
+    assert begin.job.state().run.state == "running"
+
+
 def test_a_job_that_others_train_is_not_taken(store: Store) -> None:
     task = store.create_job("task", model(), task="digits", batch_size=8, epochs=1)
     with pytest.raises(kvps.UsageError, match="trains the task digits: kvps worker --job task goes on with it"):
