@@ -20,11 +20,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.command_lines import commands_in
 from helpers.commands import KVPS
 from helpers.paths import ROOT, program_on_path
 from helpers.servers import private_directory
@@ -276,6 +278,23 @@ def walk(step: Step, page: Page, terminals: Terminals) -> None:
     )
     if step.terminal != 1:
         terminals.heard(step.terminal)
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda path: path.stem)
+def test_a_page_has_its_reader_install_what_its_commands_need(path: Path) -> None:
+    """The walk has every extra, as developers have."""
+    text, project = path.read_text(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installed = set(re.findall(r"\w+", " ".join(re.findall(r"pip install '\.\[(.*?)\]'", text))))
+    for requirements in [project["optional-dependencies"][extra] for extra in installed]:
+        installed |= set(re.findall(r"\w+", "".join(requirements)))  # of monitor: kvps[timeline,top,dashboard,metrics]
+    needed = {"torch"} if "import kvps.torch\n" in text else set()
+    for command, *words in commands_in("".join(re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S))):
+        if command in ("up", "create", "submit"):
+            needed |= {"embedded", "demo"} if "digits" in words else {"embedded"}
+        for module in (ROOT / "cli" / "kvps_cli").glob(f"*/{command}.py"):
+            needed |= set(re.findall(r'\bextra\("(\w+)"', module.read_text()))
+    assert needed
+    assert needed <= installed
 
 
 def test_the_walkthrough_shows_every_key() -> None:
