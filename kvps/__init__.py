@@ -7,6 +7,7 @@ with job.join("w0") as session:
     session.push(grads)
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,10 @@ from kvps.errors import (
     WorkerEvicted,
     WrongOrder,
 )
+
+if sys.platform == "win32":  # it has no Unix sockets, locks of files and memory as kvps uses them
+    _WHY = "kvps runs on Linux and macOS, and on Windows inside WSL: wsl --install, and install kvps there"
+    raise SystemExit(f"kvps: error: {_WHY}") if sys.argv[0] == "-m" or "kvps" in sys.argv[0] else ImportError(_WHY)
 
 if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from kvps.config import JobConfig, JobSettings

@@ -32,7 +32,7 @@ from typing import Any, Unpack
 
 from kvps import optim
 from kvps.arrays.layout import Array
-from kvps.config import JobConfig, JobSettings
+from kvps.config import JobConfig, JobSettings, UncheckedConfig
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
 from kvps.evaluator import Evaluate, Evaluator, Orders
 from kvps.history.evaluations import Evaluation
@@ -279,7 +279,7 @@ class EvaluatorContext(RunContext):
         return self._evaluator.report(version, figures)
 
 
-def other_settings(job: str, config: JobConfig, asked: JobConfig, differing: Sequence[str]) -> str:
+def other_settings(job: str, config: JobConfig, asked: UncheckedConfig, differing: Sequence[str]) -> str:
     """Return the message about settings of a job that goes on, which are given again and are not the same."""
     pairs = [(name, getattr(config, name), getattr(asked, name)) for name in differing]
     each = [

@@ -38,9 +38,19 @@ def test_the_public_names() -> None:
 
 def test_an_editor_sees_the_names_that_are_imported_at_their_first_use() -> None:
     tree = ast.parse(Path(kvps.__file__).read_text())
-    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    (block,) = (n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
     seen = {name.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
     assert seen == kvps._HOME_OF
+
+
+@pytest.mark.parametrize(("program", "code"), [("train.py", "import kvps"), ("kvps.exe", "import kvps.__main__")])
+def test_windows_is_told_in_one_line_where_kvps_runs(program: str, code: str) -> None:
+    on_windows = f"import sys; sys.platform, sys.argv = 'win32', [{program!r}]; {code}"
+    done = subprocess.run([sys.executable, "-c", on_windows], capture_output=True, text=True)
+    assert done.returncode == 1
+    head = "kvps: error" if program == "kvps.exe" else "ImportError"
+    assert done.stderr.splitlines()[-1].startswith(f"{head}: kvps runs on Linux and macOS, and on Windows inside WSL")
+    assert ("Traceback" in done.stderr) == (program == "train.py"), "as at any import that fails"
 
 
 @pytest.mark.slow

@@ -50,7 +50,10 @@ def _check_unit_rounds(s: UncheckedConfig) -> None:
     if not s.units_per_round:
         return
     if not s.units:
-        raise InvalidSetting("units_per_round makes rounds of units: set units too, on a command line --data units")
+        raise InvalidSetting(
+            "units_per_round makes rounds of units: set units too, in a script as samples or units, with kvps up as "
+            "--data units"
+        )
     if not s.unit_rounds:
         return
     if s.quorum:

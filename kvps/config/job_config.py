@@ -64,10 +64,10 @@ class JobConfig(UncheckedConfig):
             most = combinations.MOST_TIMED_PENDING if self.timed_rounds else 10_000
             object.__setattr__(self, "max_pending", min(pending, most))
 
-    def differing(self, asked: JobConfig, names: Iterable[str]) -> list[str]:
+    def differing(self, asked: UncheckedConfig, names: Iterable[str]) -> list[str]:
         """Return which of these settings of a job are not as `asked`. What was asked in general, such as "auto", is
         what the job has, and the number of workers is another matter."""
-        general = {"transport": AUTO, "durability": REPLICATED}
+        general = {"transport": AUTO, "durability": REPLICATED, "max_pending": 0, "delay_versions": 0}
         return [
             name
             for name in names

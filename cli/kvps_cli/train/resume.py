@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvps.config import JobConfig
+from kvps.config import JobConfig, UncheckedConfig
 from kvps.errors import InvalidSetting, JobNotFound, UsageError, counted
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import newest, passed_over
@@ -215,6 +215,6 @@ def _check(job: Job | _Stored, launch: Launch) -> None:
             f"wait for those that are missing: give -w {config.workers}. A job that hands out units goes on with any "
             f"number"
         )
-    asked = JobConfig(workers=launch.workers, **launch.given)
+    asked = UncheckedConfig(**launch.given)
     if differing := config.differing(asked, launch.given):
         raise InvalidSetting(other_settings(job.name, config, asked, differing))

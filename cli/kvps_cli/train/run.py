@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from kvps import launch as launch_variables
-from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
 from kvps.machine import launcher
@@ -78,7 +77,7 @@ def run(
     kept.prepare(fresh=not life.resume, resumable=life.resume)
     evaluation.prepare(kept.kept_log.directory, _checked)
     given = {name: value for name, value in settings.given.items() if name != "workers"}
-    JobConfig(workers=settings.workers, **given)
+    settings.check_each()
     quiet = start_log(quiet, verbose)
     if settings.topology and not quiet:
         say(settings.topology)
@@ -110,9 +109,11 @@ def run(
         if created is None:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
                 raise KvpsError(f"the run ends: {failed} failed before a job was made")
-            raise KvpsError(
-                "all copies ended, and no job was made: the script must call kvps.from_env() and its create_job"
-            )
+            why = "no job was made: a script that trains calls kvps.from_env() and its create_job"
+            if any(copy.code for copy in copies):
+                raise KvpsError(f"the first copy ended, and {why} in all copies")
+            say(f"all copies ended, and {why}")  # it has done what it was asked for, as with --help
+            return
         if server.stays_s and version and not quiet and (stays := what_stays(store, name, kept.saving)):
             say(stays)
         saved = not (version and kept.saving) or is_saved(store, name, kept.saving)

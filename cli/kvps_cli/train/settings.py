@@ -59,6 +59,13 @@ class JobOptions(SharedOptions):
         """Whether the number of workers may change while the job trains."""
         return self.most > self.workers
 
+    def check_each(self) -> None:
+        """Check each setting alone: what it goes with may be in the script, whose create_job checks all of them. Raises
+        InvalidSetting."""
+        for name, value in {"workers": self.workers, **self.given}.items():
+            if why := why_not(SPECS[name], value):
+                raise InvalidSetting(f"{name} {why}")
+
     @classmethod
     def parameters(cls) -> list[Parameter]:
         """Return an option for each setting that has one, and --lr, --topology and --data, which only a command line

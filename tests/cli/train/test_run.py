@@ -332,11 +332,45 @@ def test_a_run_that_cannot_begin_ends_and_says_why(command: list[str], why: str)
 
 
 def test_a_run_that_makes_no_job_says_so_and_what_a_copy_leaves_running_ends_with_it() -> None:
-    """A process that is left holds the pipe, too: a wait for the end of the pipe would last for ever."""
+    """A process that is left holds the pipe, too: a wait for the end of the pipe would last for ever. Copies that end
+    well have done what they were asked for, as with --help."""
     done = kvps_run("run", "-w", "2", "--", "sh", "-c", "sleep 1000 & echo here")
-    assert done.returncode == 1
+    assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["w0: here", "w1: here"]
-    assert done.stderr.splitlines()[-1].startswith("kvps: error: all copies ended, and no job was made")
+    assert done.stderr.splitlines()[-1].startswith("all copies ended, and no job was made: a script that trains calls")
+    done = kvps_run("run", "-w", "2", "--stop-grace", "1", "--", "sh", "-c", "[ $KVPS_RANK = 0 ] || exec sleep 1000")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: the first copy ended, and no job was made")
+
+
+SAMPLES = """
+import kvps
+from helpers.harness import gradient, model
+
+with kvps.from_env() as worker:
+    job = worker.create_job(model(), samples=16, batch_size=4, epochs=3)
+    with job.join(worker.id) as session:
+        while (unit := session.next_unit()) is not None:
+            session.push(gradient(session.pull(), 0, unit))
+"""
+
+
+def test_what_the_line_says_goes_with_what_the_script_says(lasting: kvps.Store, here: Path) -> None:
+    """The line alone would be refused: its rounds of units need the units. So does the line that resumes the run."""
+    (here / "samples.py").write_text(SAMPLES)
+    line = ["run", "-w", "2", "--units-per-round", "3", "--redis", lasting.url, "--resume"]
+    done = kvps_run(*line, "--", sys.executable, "samples.py")
+    assert done.returncode == 0, done.stderr
+    config = lasting.job("samples").config
+    assert (config.units, config.units_per_round) == (12, 3)
+    assert "nothing is left to train" in kvps_run(*line, "--", sys.executable, "samples.py").stderr
+    (here / "samples.py").write_text(SAMPLES.replace("samples=16, batch_size=4, epochs=3", ""))
+    done = kvps_run("run", "-w", "1", "--units-per-round", "3", "--", sys.executable, "samples.py")
+    assert (
+        "w0: kvps: error: units_per_round makes rounds of units: set units too, in a script as samples" in done.stderr
+    )
+    assert "--lease must be" in refused("run", "--lease", "0.01", "--", sys.executable, "samples.py")
+    assert refused("run", "--shards", "0", "--", "python").startswith("shards must be")
 
 
 STREAMS = """
@@ -410,7 +444,7 @@ def test_an_error_names_the_line_of_the_script_and_not_of_the_library_that_calle
         ([], "kvps run -w 4 -- python train.py"),
         (["--", "no-such-program", "x"], "no program 'no-such-program'"),
         (["--", "train.py"], "kvps run -- python train.py"),
-        (["--min-workers", "9", "--", "true"], "min_workers"),
+        (["--min-workers", "-1", "--", "true"], "min_workers"),
         (["--epochs", "3", "--", "true"], "--epochs"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
