@@ -104,5 +104,5 @@ class Saver:
             self._flush()
         with suppress(ServerRestarted):  # then the next checkpoint moves the log
             commit_log.move(job, job.access.scripts, directory, state, job.kept(saved.version))
-        checkpoint_directory.prune(directory, saved.job, saved.id, saved.version, self._settings.keep)
+        checkpoint_directory.prune(directory, saved.job, saved.id, self._settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / saved.filename)

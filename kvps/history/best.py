@@ -36,7 +36,7 @@ class Best:
     def __init__(self, directory: Path, wanted: Wanted, job: str, id: str) -> None:
         """Go on from the file that an earlier evaluator, which has ended, left. Raises UsageError if it is none."""
         self.path = best_file(directory, job, id)
-        drop_asides(self.path)
+        drop_asides(self.path.parent)
         self.evaluation = best_of(self.path)
         self._wanted, self._job, self._id = wanted, job, id
 

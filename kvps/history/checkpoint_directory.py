@@ -38,7 +38,7 @@ def newest(directory: Path, job: str) -> Newest | None:
     name = _named(job)
     of_id = dict[str, list[tuple[int, Path]]]()
     for path in directory.glob(f"[!.]*{SUFFIX}"):
-        if (match := name.fullmatch(path.name)) and not match["dot"] and not match["nonce"]:
+        if match := name.fullmatch(path.name):
             of_id.setdefault(match["id"], []).append((int(match["version"]), path))
     if not of_id:
         return None
@@ -66,20 +66,14 @@ def passed_over(found: Newest) -> str:
     return f"passed over, damaged or cut short: {', '.join(found.damaged)}"
 
 
-def prune(directory: Path, job: str, id: str, version: int, keep: int) -> None:
-    """Delete all but a job's last `keep` files, and what its killed writers left of versions before `version`."""
+def prune(directory: Path, job: str, id: str, keep: int) -> None:
+    """Delete all but a job's last `keep` files."""
     name = _named(job, id)
-    files = [(path, match) for path in sorted(directory.iterdir()) if (match := name.fullmatch(path.name))]
-    whole = [path for path, match in files if not match["dot"] and not match["nonce"]]
-    aside = [path for path, match in files if match["dot"] and match["nonce"] and int(match["version"]) < version]
-    for path in [*whole[:-keep], *aside]:
+    for path in sorted(path for path in directory.iterdir() if name.fullmatch(path.name))[:-keep]:
         path.unlink(missing_ok=True)
 
 
 def _named(job: str, id: str = "") -> re.Pattern[str]:
-    """Return the pattern of the names of a job's files, also of those that are being written."""
+    """Return the pattern of the names of a job's files."""
     of = re.escape(id) or "[0-9a-f]{8}"
-    return re.compile(
-        rf"(?P<dot>\.?){re.escape(job)}\.(?P<id>{of})-(?P<version>[0-9]{{8,16}}){re.escape(SUFFIX)}(?P<nonce>\.\w+)?",
-        re.ASCII,
-    )
+    return re.compile(rf"{re.escape(job)}\.(?P<id>{of})-(?P<version>[0-9]{{8,16}}){re.escape(SUFFIX)}")

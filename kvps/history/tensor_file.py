@@ -6,19 +6,22 @@ byte of the file, with the digest's own 32 digits taken as zeros.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from kvps.arrays.layout import Array
+from kvps.arrays.digest import view
+from kvps.arrays.layout import DTYPE, Array
 from kvps.errors import CorruptData, InvalidSetting, KvpsError
 from kvps.machine.files import private, sync_directory
 
@@ -31,29 +34,56 @@ _PIECE = 1 << 20
 
 def write_tensors(what: str, path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a file of safetensors beside `path`, with the digest of its bytes in its metadata, sync it and rename it.
-    `what` it is says the message of the KvpsError that it raises; then `path` is as it was."""
+    `what` it is says the message of the KvpsError that it raises; then `path` is as it was.
+
+    The library's own writer gives the file that it writes a name of its own, which nobody would find again.
+    """
+    arrays = {name: np.asarray(array, DTYPE, order="C") for name, array in tensors.items()}
+    head = _head(arrays, {**metadata, "digest": _UNKNOWN})
+    place = _DIGEST.search(head)
+    assert place
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        open(aside, "xb", opener=private).close()  # save_file would make it with the mode that the umask leaves
-        save_file(dict(tensors), aside, {**metadata, "digest": _UNKNOWN})
-        with aside.open("r+b") as file:
-            at, _, digest = _digests(file)
-            file.seek(at)
-            file.write(digest)
+        drop_asides(path.parent)
+        with open(aside, "xb", opener=private) as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(head)
+            state = xxhash.xxh3_128(head)
+            for memory in map(view, arrays.values()):
+                file.write(memory)
+                state.update(memory)
+            file.seek(place.start(1))
+            file.write(state.hexdigest().encode())
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+            aside.replace(path)
         sync_directory(path.parent)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         with suppress(OSError):
             aside.unlink()
-        raise KvpsError(f"could not write {what} {path}: {getattr(error, 'strerror', '') or error}") from None
+        raise KvpsError(f"could not write {what} {path}: {error.strerror}") from None
 
 
-def drop_asides(path: Path) -> None:
-    """Delete what killed writers of `path` have left beside it, once nobody writes it any more."""
-    for aside in path.parent.glob(f".{path.name}.*"):
-        aside.unlink(missing_ok=True)
+def drop_asides(directory: Path) -> None:
+    """Delete what killed writers have left in a directory. A writer that lives has locked its file."""
+    for aside in directory.glob(f".*{SUFFIX}.{'[0-9a-f]' * 8}"):
+        with suppress(OSError), aside.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_size:  # its writer may be about to lock an empty one
+                aside.unlink()
+
+
+def _head(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    """Return what stands before the bytes of the arrays: the length of the header, and the header."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, array in arrays.items():
+        begin, end = end, end + array.nbytes
+        entries[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [begin, end]}
+    header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
 
 
 def check_tensors(path: Path) -> None:

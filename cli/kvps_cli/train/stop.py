@@ -76,4 +76,4 @@ def keep(job: Job, kept: KeptFiles, quiet: bool) -> None:
         checkpoint.write(directory / checkpoint.filename)
         commit_log.keep(job, directory, state, checkpoint.version)
         if kept.saving:
-            prune(directory, checkpoint.job, checkpoint.id, checkpoint.version, kept.saving.keep)
+            prune(directory, checkpoint.job, checkpoint.id, kept.saving.keep)
