@@ -47,7 +47,11 @@ class WeightPull:
         memory = partial(empty, access.layout.size, named)
         self._reader = transport.weight_reader(memory, prefetch)
         self._into: Array = memory() if self._reader.receives else np.empty(0, DTYPE)
-        self._inline = self._reader.receives and not format_of(access.config.weight_format).lossy
+        self._inline: Array | None = None
+        if self._reader.receives and not format_of(access.config.weight_format).lossy:
+            small = access.layout.nbytes <= access.client.small_bytes
+            beside = access.config.unit_rounds and small  # a unit comes before its pull: the last one's stay until then
+            self._inline = np.empty(access.layout.size, DTYPE) if beside else self._into
         self._pulled = Pulled(access.layout, np.empty(0, DTYPE))
         weakref.finalize(self, self._reader.close)  # if a session is dropped without leaving
 
@@ -55,7 +59,7 @@ class WeightPull:
     def inline_buffer(self) -> Array | None:
         """The array that receives a small model's weights together with a round state; None if they are read
         separately."""
-        return self._into if self._inline else None
+        return self._inline
 
     def pull(
         self, round_state: RoundState, inline: bool, rounds_done: int, newest: Callable[[], RoundState], part: str
@@ -70,8 +74,10 @@ class WeightPull:
         if self._on_device:
             self._on_device.begin()
         arrived = self._on_device.arrived if self._on_device else None
-        if inline:
+        if inline and self._inline is not None:
             version, flat = round_state.version, self._into
+            if self._inline is not flat:
+                np.copyto(flat, self._inline)
         else:
             request = PullRequest(round_state, rounds_done, newest, self._into, arrived, part)
             version, _, flat = self._reader.read(request)

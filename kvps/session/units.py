@@ -29,7 +29,7 @@ class Units:
         self._rounds = access.config.unit_rounds
         self._membership = membership
         self._state: RoundState | None = None  # that of the last pull
-        self._weights: Pulled | None = None  # those of the last pull, while they are whole
+        self._weights: Pulled | None = None  # those of the last pull
         self._taken_at = time.perf_counter()
         self._late_ms = WAIT_MS  # after so long it asks whether a unit is late
 
@@ -63,8 +63,6 @@ class Units:
             answer = self._access.scripts.next_unit(me.worker, me.incarnation)
             timeout_ms = answer.backup_ms or WAIT_MS
         while answer.unit is None and not answer.done and not answer.ends:
-            if flat is not None:  # what is read there may be of another version
-                self._weights = None
             before, patience_ms = state or me.round_state(), min(WAIT_MS, timeout_ms)
             state, came, answer = reader.next_unit(me.worker, me.incarnation, before, flat, patience_ms)
             me.check(state)

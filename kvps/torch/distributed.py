@@ -155,6 +155,8 @@ class Optimizer(torch.optim.Optimizer):
         if known:
             self._passed_over -= 1
             self._steps_before += 1
+            if not self._passed_over:
+                self._pull()  # a library may have loaded weights of its own meanwhile
             return result
         self.worker.step(loss, weight)
         if not self.job.config.units:
@@ -166,6 +168,7 @@ class Optimizer(torch.optim.Optimizer):
         """Fill the model with the next weights; gradients stay as they are, as after a step of PyTorch."""
         grads = [(p, p.grad) for group in self.param_groups for p in group["params"]]
         if not self.job.config.units:
+            self.worker.discard_changes()  # `step` has checked; before, what a library has loaded counts for nothing
             self.worker.pull()
         for parameter, _ in grads:
             parameter.grad = None

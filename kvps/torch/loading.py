@@ -14,6 +14,7 @@ from kvps.job import Job
 from kvps.parsing import names_like
 from kvps.torch.model import check_tensor, fill, job_buffers
 from kvps.torch.names import in_job, named_buffers, named_parameters, persistent_names, unwrapped
+from kvps.torch.weight_watch import loaded
 
 log = logging.getLogger("kvps.torch")
 
@@ -70,9 +71,10 @@ def load(
         _warn_of_buffers(job, model)
     version, weights = job.snapshot()
     _fill(tensors, weights)
-    loaded = Loaded(version)
-    loaded.missing_keys, loaded.unexpected_keys = missing, unexpected
-    return loaded
+    loaded(job.id, tensors.values())
+    result = Loaded(version)
+    result.missing_keys, result.unexpected_keys = missing, unexpected
+    return result
 
 
 def fill_with(job: Job, model: torch.nn.Module, weights: Mapping[str, Array]) -> None:

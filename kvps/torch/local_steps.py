@@ -165,13 +165,15 @@ class LocalSteps:
         self._pulled.clear()
         self._pseudo.clear()
 
-    def pushed(self) -> None:
-        """Note that the pseudo-gradient was accepted."""
+    def pushed(self) -> dict[str, torch.Tensor]:
+        """Note that the pseudo-gradient was accepted. Return name -> parameter as it is now, float32, in its memory."""
         self.to_pull, self._part = self._part or "", None
         self._is_ahead = self.to_pull != ""
         self._taken, self._over = 0, False
         self._accepted = True
+        as_pushed = {name: memory.copy_(self._params[name].detach()) for name, memory in self._pseudo.items()}
         self._pseudo.clear()
+        return as_pushed
 
 
 def _spoilt(grads: Mapping[str, torch.Tensor]) -> str:

@@ -23,6 +23,7 @@ from kvps.errors import (
     LayoutMismatch,
     UsageError,
     WrongOrder,
+    some_of,
 )
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
@@ -34,6 +35,7 @@ from kvps.torch.loading import trains_here
 from kvps.torch.local_steps import LocalSteps
 from kvps.torch.model import JobBuffers, Parameters, fill, fitting
 from kvps.torch.watch import ModelWatch
+from kvps.torch.weight_watch import WeightWatch
 
 log = logging.getLogger("kvps.session")
 
@@ -70,6 +72,7 @@ def join(
             "overlap=True sends gradients during backward, and a pseudo-gradient exists only after the last local "
             "step: leave it out"
         )
+    watch = WeightWatch(params, job.layout, job.id)
     device = str(next(iter(params.values())).device)
     if overlap and any(p.device.type != "cpu" for p in params.values()):
         raise InvalidSetting(
@@ -81,7 +84,8 @@ def join(
             raise InvalidSetting("inner takes local steps, and the members of a group step together: leave one out")
         if overlap:
             raise InvalidSetting("overlap=True sends gradients before a group has added them up: leave it out")
-        return TorchSession(join_as_group(job, group, worker, device, takeover, prefetch), params, buffers, overlap)
+        member = join_as_group(job, group, worker, device, takeover, prefetch)
+        return TorchSession(member, params, buffers, watch, overlap)
     session = job.join(worker, device=device, takeover=takeover, prefetch=prefetch)
     if local:
         try:
@@ -89,7 +93,7 @@ def join(
         except BaseException:
             session.leave(finished=False)
             raise
-    return TorchSession(session, params, buffers, overlap, local)
+    return TorchSession(session, params, buffers, watch, overlap, local)
 
 
 def _resume(session: Session, local: LocalSteps) -> None:
@@ -131,6 +135,7 @@ class TorchSession:
         session: Session | GroupSession,
         params: Parameters,
         buffers: JobBuffers,
+        weights: WeightWatch,
         overlap: bool,
         local: LocalSteps | None = None,
     ) -> None:
@@ -139,6 +144,7 @@ class TorchSession:
         self._params = params
         self._buffers = buffers
         self._watch = ModelWatch(buffers.model, params)
+        self._weights = weights
         self._flat = FlatTensors(params | buffers.tensors, session.layout)
         self._local = local
         self._put: dict[str, tuple[torch.Tensor, int]] = {}  # sent during backward, with its count of writes then
@@ -207,13 +213,20 @@ class TorchSession:
         """Begin a round as soon as the bound admits it: copy the newest weights into the model, clear its gradients.
 
         Between local steps, only clear the gradients. Raises LayoutMismatch if the model no longer trains what it did
-        when this worker joined; then nothing has changed. Raises WorkerEvicted, JobNotFound, ServerLost.
+        when this worker joined, and UsageError if its weights were changed since the last pull or local step; then
+        nothing has changed. Raises WorkerEvicted, JobNotFound, ServerLost.
         """
         self._watch.check()
+        self._weights.check()
+        self._weights.forget()  # the arrays of the last pull are overwritten from now on
         if self._local:
             self._pull_to(self._local)
         else:
             self._begin(self.session.pull_flat())
+
+    def discard_changes(self) -> None:
+        """Have the next pull overwrite whatever was written into the model since the last one, without an error."""
+        self._weights.forget()
 
     def _pull_to(self, local: LocalSteps) -> None:
         assert isinstance(self.session, Session)  # a group takes no local steps
@@ -237,6 +250,7 @@ class TorchSession:
             parameter.grad = None
         if flat is not None:
             self._flat.fill(self._params | self._buffers.tensors, flat)
+            self._weights.note(flat)
 
     def step(self, loss: float | torch.Tensor | None = None, weight: int | None = None) -> int:
         """Push every parameter's `.grad`, by which the aggregator steps; return the clock that acknowledges it.
@@ -244,22 +258,27 @@ class TorchSession:
         The model's buffers go with them, if the job has any. A parameter without a gradient is as the job's `missing`
         says: left out, or zeros. `loss`, one number, is shown while the job runs. `weight` is for a job whose reduction
         is weighted, as the number of samples. Raises LayoutMismatch, NotFinite, WrongOrder, InvalidSetting for a weight
-        that does not fit, and UsageError for any other loss; nothing has changed then. Raises what else `Session.push`
-        raises, and may then be called again as that may. With local steps, take one; only the last of a round pushes,
-        with the sum of the weights, and a call that repeats its push takes no other. Return the clock so far.
+        that does not fit, and UsageError for any other loss, or if the model's weights were changed since the pull;
+        nothing has changed then. Raises what else `Session.push` raises, and may then be called again as that may. With
+        local steps, take one; only the last of a round pushes, with the sum of the weights, and a call that repeats its
+        push takes no other. Return the clock so far. A change of the weights is part of a round of local steps, but not
+        before the first one of the job: that would be another start.
         """
         self._owner.check()
         self._watch.check()
+        local = self._local
+        if not local or not (self.session.version or local.under_way):
+            self._weights.check()
         if weight is not None:
             if isinstance(self.session, GroupSession):
                 raise InvalidSetting("weight is not for a group, whose members count alike: leave it out")
             weight = self.session.check_weight(weight)
-        if not self._local:
+        if not local:
             clock = self._push(self._gradients(), loss, weight)
-        elif self._local.take(weight):
-            clock = self._push_steps(self._local, self._local.part(self.session.round), loss)
         else:
-            clock = self.session.clock
+            over = local.take(weight)
+            self._weights.forget()
+            clock = self._push_steps(local, local.part(self.session.round), loss) if over else self.session.clock
         self.steps += 1
         return clock
 
@@ -287,7 +306,7 @@ class TorchSession:
             raise
         self._put.clear()
         if self._local:
-            self._local.pushed()
+            self._weights.note(self._local.pushed())
         return clock
 
     def leave(self, finished: bool = True) -> None:
@@ -300,6 +319,12 @@ class TorchSession:
         `step` raises.
         """
         self._owner.check()
+        if finished and (changed := self._weights.changed()):
+            log.warning(
+                "worker %s: weights were changed in the model after the last step, and the job does not have that: %s",
+                self.session.worker,
+                some_of(changed),
+            )
         local = self._local
         if local and local.to_push:
             weight = local.weight

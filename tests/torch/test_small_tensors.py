@@ -92,7 +92,7 @@ def test_a_model_that_has_other_memory_is_filled_there(store: Store) -> None:
             worker.pull()
             assert {value for p in model.all for value in p.tolist()} == {-float(round_)}, change
             if change == "data":
-                model.all[5].data = torch.full((3,), 9.0)
+                model.all[5].data = model.all[5].data.clone()
             elif change != "nothing":
                 getattr(model, change)()
             for p in model.all:
