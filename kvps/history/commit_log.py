@@ -14,6 +14,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
@@ -214,7 +215,8 @@ class Log:
         return {(j.name("worker"), j.word("incarnation")): j.text("residual", default="") for j in joins}
 
     def commits(self) -> Iterator[Commit]:
-        """Iterate over all commits after `begin`, except those that a server lost and that were made again."""
+        """Iterate over all commits after `begin`, except those that a server lost and that were made again. Each has
+        what was noted since the one before it; of that, a server may have lost what stands before its recovery."""
         return chain.from_iterable(source.commits() for source in self._sources)
 
 
@@ -267,11 +269,15 @@ class _Source(NamedTuple):
     def commits(self) -> Iterator[Commit]:
         # A server that lost its last writes continues from an earlier version, with other entries than the file has.
         recovered = [(n, _version(f)) for n, (_, f) in enumerate(self.entries()) if f.get("kind") == "recover"]
+        noted: list[Mapping[str, str]] = []
         for number, (_, fields) in enumerate(self.entries()):
-            if fields.get("kind") == "commit":
-                commit = Commit.of(fields)
-                if commit.version <= self.up_to and all(commit.version <= v for n, v in recovered if n > number):
-                    yield commit
+            if fields.get("kind") != "commit":
+                noted.append(fields)
+                continue
+            commit = Commit.of(fields)
+            if commit.version <= self.up_to and all(commit.version <= v for n, v in recovered if n > number):
+                yield replace(commit, noted=noted)
+                noted = []
 
 
 def _left(job: LoggedJob) -> list[Entry]:

@@ -154,8 +154,7 @@ class RoundState:
         turns: Any,
     ) -> RoundState:
         """Make the round state of a job with so many shards from the replies to HGETALL of version, ZRANGE 0 0
-        WITHSCORES of rounds, HLEN and HGET of workers, HGET of clock, ZSCORE of rounds, and XREVRANGE COUNT 1 of
-        turns."""
+        WITHSCORES of rounds, HLEN and HGET of workers, HGET of clock, ZSCORE of rounds, XREVRANGE COUNT 1 of turns."""
         v, me = Fields(version, "the version"), None
         if entry is not None:
             done = None if committed is None else whole(committed, f"the round of worker {worker!r}")
@@ -315,6 +314,7 @@ class Commit:
     plan: Plan
     shards: tuple[str, ...]
     plan_text: str
+    noted: Sequence[Mapping[str, str]] = ()  # the other entries since the commit before it, if they were read too
 
     @classmethod
     def of(cls, fields: Mapping[str, str]) -> Commit:

@@ -140,7 +140,7 @@ class WorkersCase:
         if evicted:
             raise CaseFailed(f"{', '.join(evicted)} fell silent and had to go")
         state = job.state()
-        chain = Chain(state.begin, state, job.layout.shards)
+        chain = Chain(state.begin, state, job.layout.shards, job.config)
         try:
             for commit in job.log():
                 chain.add(commit)

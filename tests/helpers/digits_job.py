@@ -72,6 +72,14 @@ def task_gradient(job: Job, session: Session) -> Params:
     return dict(round_gradient(task, job.layout, rounds, session.round, weights, np).grads)
 
 
+def task_weight(job: Job, session: Session) -> int | None:
+    """Return the weight of that gradient, after the pull."""
+    if job.config.reduction != "weighted":
+        return None
+    rounds = Rounds(load_task(job.config.task), job.config, session.rank, np)
+    return sum(map(len, rounds.batches(session.round)))
+
+
 def proved(job: Job, record: Path | None = None) -> Proof:
     """Return the proof of a job; assert that nothing differs."""
     state, proof = proof_of(job, record)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers.digits_job import ROUNDS, digits_job, proved, task_gradient, training
+from helpers.digits_job import ROUNDS, digits_job, proved, task_gradient, task_weight, training
 from helpers.harness import Params, aggregating, await_version, gradient, model
 from helpers.pages import python_in
 from helpers.waiting import eventually
@@ -349,13 +349,15 @@ def test_a_run_that_dropped_contributions_is_replayed(store: Store, format: str,
     with aggregating(job), job.join("w0") as first:
         second = job.join("w1")
         for round_ in range(6):
-            late = task_gradient(job, second)
-            first.push(task_gradient(job, first))
+            late, weight = task_gradient(job, second), task_weight(job, second)
+            own = task_gradient(job, first)
+            first.push(own, weight=task_weight(job, first))
             await_version(job, first.clock + second.clock)
             with pytest.raises(kvps.ContributionLate):
-                second.push(late)
+                second.push(late, weight=weight)
             if round_ % 2:
-                second.push(task_gradient(job, second))
+                own = task_gradient(job, second)
+                second.push(own, weight=task_weight(job, second))
                 await_version(job, first.clock + second.clock)
             if round_ == 3:
                 second.leave(finished=False)

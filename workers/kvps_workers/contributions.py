@@ -78,6 +78,10 @@ class Contributions:
             gradient = round_gradient(self._task, self._layout, self._rounds, number, params, self._xp)
         return Computed(*gradient, sum(map(len, self._rounds.batches(number))))
 
+    def weight(self, samples: int) -> int | None:
+        """Return the weight of a contribution of so many samples; None where all count alike."""
+        return samples if self._config.reduction == "weighted" or self._config.timed_rounds else None
+
     def next(self, session: Session) -> int | None:
         """Return the number of the next contribution of a session; None if there is none for it. Raises CorruptData,
         and what `Session.next_unit` raises."""

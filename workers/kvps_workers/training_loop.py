@@ -125,8 +125,7 @@ def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: f
             loss, grads, samples = contributions.compute(params, number, session.accepted, pace.over)
             began = pace.stretch(began)
             with patience.waiting():
-                weighs = job.config.reduction == "weighted" or job.config.timed_rounds
-                weight = samples if weighs else None
+                weight = contributions.weight(samples)
                 counts = _push(session, grads, loss, weight, contributions.part(number))
             if counts and acks:
                 with open(acks, "a", opener=private) as file:  # one write a line: a kill cuts the last line at most

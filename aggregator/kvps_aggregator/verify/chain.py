@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from kvps.config import JobConfig
 from kvps.config.unit_rounds import UnitRounds
 from kvps.errors import counted
+from kvps.optim import reductions
+from kvps.parsing import Fields
 from kvps.protocol.job_state import Begin, Commit, State
 from kvps.protocol.plan import Plan
+from kvps_aggregator.verify.members import Members, Rates
+from kvps_aggregator.verify.once import Sequences, Units
 
 
 class Unproved(Exception):
@@ -34,25 +39,33 @@ def digest_of(shard: str) -> str:
 class Chain:
     """The checked part of a log. `uses`: base version -> the last version with a contribution computed on it."""
 
-    def __init__(self, begin: Begin, state: State, shards: int, config: JobConfig | None = None) -> None:
+    def __init__(self, begin: Begin, state: State, shards: int, config: JobConfig) -> None:
         self.version, self.head, self.contributions = begin
         self.uses: dict[int, int] = {}
+        self._begin = begin
+        self._clock: Counter[str] = Counter()
         self._ranks = {member.worker: member.rank for member in state.members.values()}
-        self._seqs: dict[tuple[str, str], int] = {}
         self._shards = shards
-        self._unit_rounds = config.unit_rounds if config else None
-        self._staleness = config.staleness if config else 0
+        self._config = config
         self._own = state.begin.version
+        self._sequences, self._units = Sequences(config), Units(config)
+        self._members, self._rates = Members(state), Rates()
 
     def add(self, commit: Commit) -> None:
         """Check the next commit, and go on from it. Raises Unproved."""
+        for fields in commit.noted:
+            f, kind = Fields(fields, "an entry of the log"), fields["kind"]
+            for each in (self._sequences, self._members, self._rates):
+                each.note(kind, f)
         for problem in self._problems(commit):
             raise Unproved(f"commit {self.version + 1}: {problem}")
         for c in commit.plan.contributions:
+            self._clock[c.worker] += 1
             if c.weight:
                 self.uses[c.base] = commit.version
         self.version, self.head = commit.version, commit.head
         self.contributions += len(commit.plan.contributions)
+        self._members.committed()
 
     def end(self, state: State) -> None:
         """Compare the last entry with the job. Raises Unproved."""
@@ -62,6 +75,22 @@ class Chain:
             raise Unproved(
                 f"version {self.version}: the log ends at head {self.head[:12]}, the job at {state.head[:12]}"
             )
+        for problem in self._missing(state):
+            raise Unproved(f"version {self.version}: {problem}")
+
+    def _missing(self, state: State) -> Iterator[str]:
+        """Yield what the job has counted and the log has not."""
+        had, of_all = counted(self.contributions, "contribution"), sum(state.clock.values())
+        if self.contributions != of_all:
+            yield f"the log has {had}, the job has counted {of_all:,}"
+        if self._begin.version:
+            return
+        for worker, clock in state.clock.items():
+            if self._clock[worker] != clock:
+                had = counted(self._clock[worker], "contribution")
+                yield f"the log has {had} of {worker}, the job has counted {clock:,}"
+        if not self._config.unit_rounds and (unit := self._units.missing(state)) is not None:
+            yield f"unit {unit} is missing from the log: it was handed out, and no worker has it"
 
     def _problems(self, commit: Commit) -> Iterator[str]:
         """Yield the reasons why a commit is not the next entry, or is one that kvps cannot have planned."""
@@ -80,23 +109,42 @@ class Chain:
             yield f"it names {counted(len(commit.shards), 'shard')}, the job has {self._shards}"
         if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
             yield f"it holds a contribution of {strangers[0]!r}, which never joined"
-        yield from self._wrong_units(plan, self._unit_rounds) if self._unit_rounds else self._wrong_rounds(plan)
         for c in plan.contributions:
             who = f"contribution {c.seq} of {c.worker}"
             if not 0 <= c.base < commit.version:
                 yield f"{who} was computed on version {c.base}, which did not exist yet"
             if c.weight and len(c.digests) != shards:
                 yield f"{who} has {counted(len(c.digests), 'digest')}, the job {counted(shards, 'shard')}"
+        wrong = self._wrong_units(plan, rounds) if (rounds := self._config.unit_rounds) else self._wrong_rounds(plan)
+        yield from chain(
+            wrong, self._sequences.problems(plan), self._members.strange_ranks(), self._wrong_numbers(plan)
+        )
+
+    def _wrong_numbers(self, plan: Plan) -> Iterator[str]:
+        """Yield which of a plan's weights, its divisor and its learning rate do not follow from the settings and from
+        what the log says."""
+        takes_weights = reductions.parse(self._config.reduction).takes_weights
+        for c in plan.contributions:
+            if (c.weight > 1 and not takes_weights) or (c.weight == 0 and self._config.nonfinite != "skip"):
+                yield f"contribution {c.seq} of {c.worker} has the weight {c.weight}, which its job does not take"
+        took = len(plan.contributions) + len(plan.rejected)
+        if self._config.unit_rounds or self._config.quorum:
+            divisors = range(took, took + 1)
+        else:
+            divisors = self._members.divisors({c.worker for c in (*plan.contributions, *plan.rejected)})
+        if plan.divisor not in divisors:
+            wanted = " to ".join(map(str, sorted({divisors[0], divisors[-1]})))
+            yield f"its divisor is {plan.divisor}, and by the workers that the job had it is {wanted}"
+        if not self._rates.add(plan.lr):
+            rate = "its optimizer's own" if plan.lr is None else plan.lr
+            yield f"its learning rate is {rate}, and no entry sets that"
 
     def _wrong_rounds(self, plan: Plan) -> Iterator[str]:
-        """Yield what is wrong with the order of a plan's contributions."""
+        """Yield what is wrong with the order of a plan's contributions, and with their units."""
         order = [(self._ranks[c.worker], c.round) for c in plan.contributions]
         if any(later <= earlier for earlier, later in pairwise(order)):
             yield "its contributions do not stand in rank order, each worker's in the order of its rounds"
-        for c in plan.contributions:
-            if c.seq <= self._seqs.get((c.worker, c.incarnation), 0):
-                yield f"contribution {c.seq} of {c.worker} was committed before"
-            self._seqs[c.worker, c.incarnation] = c.seq
+        yield from self._units.problems(plan)
 
     def _wrong_units(self, plan: Plan, rounds: UnitRounds) -> Iterator[str]:
         """Yield what is wrong with the units of a plan: they are those of its round, each once, in their order."""
@@ -106,7 +154,7 @@ class Chain:
         wanted = rounds.units_of(plan.version - 1)
         if sorted(units + [c.unit for c in plan.rejected if c.unit is not None]) != list(wanted):
             yield f"it is not made of units {wanted.start} to {wanted.stop - 1}, which are those of its round"
-        oldest = plan.version - 1 - self._staleness
+        oldest = plan.version - 1 - self._config.staleness
         for c in plan.contributions:
             if c.base < oldest:
                 yield f"unit {c.unit} was computed on version {c.base}, and its round allows none before {oldest}"

@@ -156,6 +156,9 @@ class Recomputed:
                 computed = _timed(again, contribution.weight, weight_sum, self._layout.views(weights))
             else:
                 computed = again.compute(self._layout.views(weights), round_number(contribution))
+            weight = again.weight(computed.samples)
+            if contribution.weight and contribution.weight != (1 if weight is None else weight):
+                raise Unproved(f"it weighs {contribution.weight}, and its batches have {computed.samples} samples")
             return encode(np.concatenate(self._layout.hosted(computed.grads, "gradient")))
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:

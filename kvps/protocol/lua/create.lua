@@ -31,7 +31,7 @@ if earlier then
   if earlier.lr ~= '' then redis.call('HSET', keys.version, 'lr', earlier.lr) end
   restore_hashes(earlier)
   log_entry('restore', 'version', version, 'head', head, 'history', job,
-    'contributions', earlier.contributions, 'job', earlier.job, 'id', earlier.id)
+    'contributions', earlier.contributions, 'job', earlier.job, 'id', earlier.id, 'lr', earlier.lr)
   local run = earlier.run
   if run.run then -- a stop is one of this job too, which ends with the same round
     for field, value in pairs(run) do redis.call('HSET', keys.version, field, value) end

@@ -160,14 +160,6 @@ def _edit(log: list[Entry], edit: Callable[[Any], Any]) -> None:
     log[4]["plan"] = json.dumps(plan, separators=(",", ":"))
 
 
-def _swap(plan: Any) -> None:
-    plan["contributions"][:2] = plan["contributions"][1::-1]
-
-
-def _twice(plan: Any) -> None:
-    plan["contributions"].append(_changed(plan, 2, {"round": 6}))
-
-
 def _weights(log: list[Entry]) -> None:
     log[4]["shards"] = log[4]["shards"][:-4] + "0bad"
 
@@ -183,55 +175,25 @@ TAMPERED: list[Tampered] = [
     (lambda log: log[4].update(plan="{"), False, "commit 5 cannot be read from its log entry"),
     (lambda log: log[4].pop("shards"), False, "commit 5 cannot be read from its log entry"),
     (_weights, True, "commit 5: its contributions make other weights of shard 0 than those logged"),
-    (_change(divisor=2), True, "commit 5: its contributions make other weights"),
     (_change(progress=11), True, "commit 5: its progress is 11, but 12 contributions were committed before it"),
     (_change(version=6), True, "commit 5: its plan is for version 6"),
-    (lambda log: _edit(log, _swap), True, "commit 5: its contributions do not stand in rank order"),
-    (lambda log: _edit(log, _twice), True, "commit 5: contribution 5 of w2 was committed before"),
     (_change_contribution(1, worker="w7"), True, "commit 5: it holds a contribution of 'w7', which never joined"),
     (
         _change_contribution(1, base=5),
         True,
         "commit 5: contribution 5 of w1 was computed on version 5, which did not exist yet",
     ),
-    (_change_contribution(1, base=3), True, "commit 5: contribution 5 of w1 (round 5, on version 3): shard 0: task"),
-    (_change_contribution(1, round=4), True, "commit 5: contribution 5 of w1 (round 4, on version 4): shard 0: task"),
     (_change_contribution(1, digest=FORGED), True, "gives another gradient here. It or its data has changed"),
     (_change_contribution(1, digest="a,b"), True, "commit 5: contribution 5 of w1 has 2 digests, the job 1 shard"),
-    (_change_contribution(1, weight=0), True, "commit 5: its contributions make other weights"),
 ]
 
 
 def test_a_log_that_was_tampered_with_is_caught_at_its_first_entry(store: Store) -> None:
     job = digits_job(store)
     run_workers(job, *training(job, "w0", "w1", "w2"))
-    _check_each_is_caught(job, TAMPERED)
-
-
-UNITS_TAMPERED: list[Tampered] = [
-    (_change_contribution(1, unit=12), True, "commit 5: its units do not stand in their order, each once"),
-    (lambda log: _edit(log, _swap), True, "commit 5: its units do not stand in their order, each once"),
-    (
-        lambda log: _edit(log, lambda plan: plan["contributions"].pop()),
-        True,
-        "commit 5: it is not made of units 12 to 14",
-    ),
-    (_change_contribution(2, unit=20), True, "commit 5: it is not made of units 12 to 14"),
-    (_change_contribution(1, base=3), True, "commit 5: unit 13 was computed on version 3, and its round allows none"),
-    (_change_contribution(1, digest=FORGED), True, "commit 5: contribution"),
-]
-
-
-def test_a_unit_that_is_twice_or_missing_or_out_of_order_or_on_an_old_version_is_named(store: Store) -> None:
-    job = digits_job(store, units=45, units_per_epoch=15, units_per_round=3, worker_timeout_ms=60_000)
-    run_workers(job, *training(job, "w0", "w1", "w2"))
-    _check_each_is_caught(job, UNITS_TAMPERED)
-
-
-def _check_each_is_caught(job: Job, tampered: list[Tampered]) -> None:
     assert proved(job).commits == ROUNDS
     entries, state = job.access.client.call("XRANGE", job.access.keys.commits, "-", "+"), job.state()
-    for tamper, chain_anew, words in tampered:
+    for tamper, chain_anew, words in TAMPERED:
         log = [dict(fields) for _, fields in entries if fields["kind"] == "commit"]
         tamper(log)
         head = first_head(state.id)
