@@ -18,6 +18,7 @@ from kvps.errors import CorruptData, LeaseLost, NotFinite, ServerFull, counted
 from kvps.job import Job
 from kvps.protocol.answers import PlanGone, Planned
 from kvps.protocol.plan import Plan
+from kvps_aggregator.alike import AlikeContributions
 from kvps_aggregator.held_shards import HeldShards
 from kvps_aggregator.shard.fetch import BadContribution
 from kvps_aggregator.shard.shard import Shard
@@ -48,6 +49,7 @@ class VersionMaker:
         self.last_commit = ""
         self._job = job
         self._held = held
+        self._alike = AlikeContributions(job.name, job.config, job.layout)
         self._refused = (0, 0)  # the id of a plan, and how often `ready.lua` did not accept it
 
     def work(self) -> Outcome:
@@ -115,6 +117,8 @@ class VersionMaker:
             return Outcome.WORKED
         digest = shard.make(plan, scale)
         result = shard.commit(plan, digest)
+        if shard.number == 0:
+            self._alike.look(plan)
         if not result.flipped:
             return Outcome.WORKED
         for each in [each for each in self._held.shards.values() if each.staged == plan]:
