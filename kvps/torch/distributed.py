@@ -32,7 +32,7 @@ from kvps.machine.fork import ProcessOwner
 from kvps.torch.loading import load
 from kvps.torch.model import parameters
 from kvps.torch.optimizer import optimizer as translated
-from kvps.torch.rates import Rates
+from kvps.torch.rates import Rates, StateOfJob
 from kvps.torch.session import TorchSession, join
 
 log = logging.getLogger("kvps.session")
@@ -109,6 +109,7 @@ class Optimizer(torch.optim.Optimizer):
         atexit.register(self._at_exit, getattr(sys, "last_value", None))
         try:
             super().__init__(optimizer.param_groups, dict(optimizer.defaults))
+            self.state = StateOfJob()
             self._steps_before = self._passed_over = 0
             self._rates = Rates(self, self.job, self.worker, model, scheduler)
             self._pull()
@@ -219,6 +220,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         passed_over = self._go_on_from(own)
         super().load_state_dict(state_dict)
+        self.state = StateOfJob()
         for group, loaded in zip(self._torch.param_groups, self.param_groups, strict=True):
             group.update(loaded)  # a scheduler knows these
         self.param_groups = self._torch.param_groups

@@ -36,24 +36,37 @@ def optimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
     params = trained(model)
-    _check_begins_with(optimizer, params)
+    check_steps_all(optimizer, params, "the optimizer")
+    rates: list[float | schedules.Schedule]
     if scheduler is not None:
-        return _settings(optimizer, params, rates_of(optimizer, scheduler, every, steps), clip_norm)
-    if "initial_lr" in optimizer.param_groups[0]:
+        rates = rates_of(optimizer, scheduler, every, steps)
+    elif "initial_lr" in optimizer.param_groups[0]:
         raise InvalidSetting(
             "a scheduler changes this optimizer's learning rate, and the aggregator would not know: give it too, "
             "as optimizer(model, optimizer, scheduler)"
         )
-    rates = [float(number(group["lr"])) for group in optimizer.param_groups]
-    return _settings(optimizer, params, rates, clip_norm)
+    else:
+        rates = [float(number(group["lr"])) for group in optimizer.param_groups]
+    rule = _settings(optimizer, params, rates, clip_norm)
+    _check_begins(optimizer)
+    return rule
 
 
-def _check_begins_with(optimizer: torch.optim.Optimizer, params: Parameters) -> None:
-    """Raise InvalidSetting unless it steps exactly the trained parameters, and has not stepped yet."""
-    check_steps_all(optimizer, params, "the optimizer")
-    if any(state.get("momentum_buffer") is not None or state.get("step", 0) > 0 for state in optimizer.state.values()):
+def _check_begins(optimizer: torch.optim.Optimizer) -> None:
+    """Raise InvalidSetting unless it has no state yet, and steps as its class does."""
+    if any(
+        value is not None and torch.as_tensor(value).any() for s in optimizer.state.values() for value in s.values()
+    ):
         raise InvalidSetting(
-            "the optimizer has stepped already, and a job begins with its state at zero: make a new one"
+            "the optimizer has a state already (it has stepped, or was given one), and a job begins with its state at "
+            "zero: make a new one"
+        )
+    step = vars(optimizer).get("step")
+    is_patched = step and not hasattr(step, "_wrapped_by_lr_sched")  # as each scheduler of PyTorch does
+    if is_patched or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise InvalidSetting(
+            "the optimizer has a step of its own, a hook or a function in its place, which the aggregator would not "
+            "run: register hooks on the kvps.torch.Optimizer, or do in the loop what it does"
         )
 
 

@@ -1,13 +1,15 @@
-"""The learning rates that a distributed optimizer shows, and those that schedulers set through it."""
+"""What a distributed optimizer shows of its job: learning rates, and those that schedulers set through it; no state."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, UsageError
 from kvps.job import Job
 from kvps.parsing import Fields
 from kvps.protocol.plan import set_lr
@@ -36,6 +38,7 @@ class Rates:
         of_groups = [[rules[names[id(p)]] for p in g["params"] if id(p) in names] for g in optimizer.param_groups]
         self._rules = {number: group[0] for number, group in enumerate(of_groups) if group}
         self._constants = [constant(group) for group in optimizer.param_groups]
+        self._sizes = self._sizes_now()
         self._progress, lr = self._now()
         self._shown = self._rates(lr)
         self._write()
@@ -50,6 +53,9 @@ class Rates:
     def _rates(self, lr: float | None) -> dict[int, float]:
         return {group: self._rule.lr_of(rule, self._progress, lr) for group, rule in self._rules.items()}
 
+    def _sizes_now(self) -> list[int]:
+        return [len(group["params"]) for group in self._optimizer.param_groups]
+
     def _write(self) -> None:
         for group, rate in self._shown.items():
             self._optimizer.param_groups[group]["lr"] = rate
@@ -63,7 +69,14 @@ class Rates:
 
     def take(self) -> None:
         """Set the job's learning rate to one that somebody else has put into the groups. Raises InvalidSetting for
-        rates in another proportion, and for another setting."""
+        rates in another proportion, and for another setting; UsageError for other groups, or a state of their own."""
+        if not isinstance(self._optimizer.state, StateOfJob):
+            StateOfJob().refuse()
+        if self._sizes_now() != self._sizes:
+            raise UsageError(
+                "param_groups has other parameters than the job, which trains those that it began with: freeze some "
+                "with requires_grad_(False)"
+            )
         for group, first in zip(self._optimizer.param_groups, self._constants, strict=True):
             for name, value in first.items():
                 if number(group.get(name)) != value:
@@ -87,3 +100,15 @@ class Rates:
                     f"the optimizer of PyTorch, as Optimizer(optimizer, model, scheduler)"
                 )
         self._job.set_lr(lr, "the learning rate in param_groups")
+
+
+class StateOfJob(defaultdict[torch.Tensor, Any]):
+    """The state of a distributed optimizer: empty, and refuses to be changed or asked for a parameter's."""
+
+    def refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise UsageError(
+            "the state of the optimizer is the job's (momentum, moments): this script can neither read nor reset it; "
+            "begin another job to begin with zeros"
+        )
+
+    __missing__ = __setitem__ = setdefault = update = pop = popitem = clear = refuse

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
@@ -300,8 +301,43 @@ def test_what_does_not_fit_the_job_is_refused(store: Store) -> None:
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
         with pytest.raises(kvps.UsageError, match="cannot be copied or pickled"):
             copy.deepcopy(optimizer)
+        weight = model[0].weight
+        assert (len(optimizer.state), optimizer.state.get(weight)) == (0, None)
+        for touch in (
+            optimizer.state.clear,
+            partial(optimizer.state.pop, weight, None),
+            lambda: optimizer.state[weight]["exp_avg"].zero_(),
+            partial(optimizer.state.__setitem__, weight, {}),
+        ):
+            with pytest.raises(kvps.UsageError, match="state of the optimizer is the job's"):
+                touch()
         with pytest.raises(kvps.WrongOrder, match="no parameter has a gradient"):
             optimizer.step()
+
+
+def test_momentum_and_groups_that_the_script_replaces_are_refused(alone: Any) -> None:
+    model = net()
+    groups = [{"params": [model[0].weight]}, {"params": [*model[1:].parameters()]}]
+    optimizer = alone(torch.optim.Adam(groups, lr=0.01), model)
+    plain(optimizer, model, 0)
+    state = optimizer.state
+    optimizer.state = defaultdict(dict)
+    with pytest.raises(kvps.UsageError, match="state of the optimizer is the job's"):
+        plain(optimizer, model, 1)
+    optimizer.state = state
+    frozen = optimizer.param_groups[0]["params"].pop()
+    with pytest.raises(kvps.UsageError, match=r"param_groups .* requires_grad_\(False\)"):
+        plain(optimizer, model, 1)
+    optimizer.param_groups[0]["params"].append(frozen)
+    group = optimizer.param_groups.pop()
+    with pytest.raises(kvps.UsageError, match="param_groups"):
+        plain(optimizer, model, 1)
+    optimizer.param_groups.append(group)
+    plain(optimizer, model, 1)
+    assert optimizer.steps == 2
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.state.get(frozen) is None
+    plain(optimizer, model, 2)
 
 
 def test_a_state_goes_on_where_the_job_is(store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -464,6 +464,21 @@ def optimizer_refusals() -> Iterator[Any]:
         sgd.step()
         return sgd
 
+    def preset(m: nn.Module) -> o.Optimizer:
+        adam = o.Adam(m.parameters())
+        adam.state[m[0].weight] = {"step": torch.zeros(()), "exp_avg_sq": torch.ones(3, 4)}
+        return adam
+
+    def hooked(m: nn.Module) -> o.Optimizer:
+        sgd = o.SGD(m.parameters(), lr=0.1)
+        sgd.register_step_post_hook(lambda *_: m[0].weight.data.clamp_(-1, 1))
+        return sgd
+
+    def patched(m: nn.Module) -> o.Optimizer:
+        sgd = o.SGD(m.parameters(), lr=0.1)
+        sgd.step = lambda: None  # type: ignore[method-assign, assignment, misc]
+        return sgd
+
     def scheduled(m: nn.Module) -> o.Optimizer:
         sgd = o.SGD(m.parameters(), lr=0.1)
         s.StepLR(sgd, 3)
@@ -483,7 +498,10 @@ def optimizer_refusals() -> Iterator[Any]:
     yield lambda m: o.SGD([{"params": m.parameters(), "scale": 3}]), "scale=3, a setting that kvps does not know"
     yield lambda m: o.SGD(m[0].parameters()), r"does not step '1.weight'"
     yield lambda m: o.SGD([*m.parameters(), nn.Parameter(torch.ones(1))]), "no parameters of the model"
-    yield stepped, "has stepped already"
+    yield stepped, "has a state already"
+    yield preset, "has a state already"
+    yield hooked, "has a step of its own"
+    yield patched, "has a step of its own"
     yield scheduled, r"give it too, as optimizer\(model, optimizer, scheduler\)"
     yield anothers, "another optimizer's"
     yield every, "every must be a whole number of rounds from 1, not 0"
