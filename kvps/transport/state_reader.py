@@ -31,9 +31,10 @@ class StateReader:
         self._layout = access.layout
         self._scripts = access.scripts
 
-    def state(self) -> State:
-        """Return the job's state at one instant, with every member. Raises JobNotFound."""
-        return self._state()
+    def state(self, states: bool = False) -> State:
+        """Return the job's state at one instant, with every member, and the states of workers if asked for. Raises
+        JobNotFound."""
+        return self._state(states=states)
 
     def round_state(self, worker: str = "") -> RoundState:
         """Return what a worker, or a reader, must know of the job, at one instant. Raises JobNotFound."""

@@ -92,6 +92,7 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
         sessions = [job.join(f"w{i}") for i in range(2)]
         for _ in range(17):
             for session in sessions:
+                session.state = {"done": session.clock + 1}
                 session.push(gradient(session.pull(), session.rank, session.round))
             commit_all(aggregator)
         assert eventually(lambda: job.kept(99) >= 10)
@@ -105,6 +106,7 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
         assert eventually(lambda: job.state().history != before.history)
         state = job.state()
         assert (state.version, sum(state.clock.values())) == (kept, sum(job.clock().values()))
+        assert job.states() == {worker: {"done": clock} for worker, clock in state.clock.items()}
         with pytest.raises(kvps.WorkerEvicted):
             sessions[0].pull()
         with ThreadPoolExecutor(2) as pool:

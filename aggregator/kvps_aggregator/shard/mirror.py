@@ -64,7 +64,7 @@ class Mirror:
             self._noted, self._mirrored = [record.name], record.version
         else:  # Redis has the version that the job was created with
             self._noted = [name]
-            self._note(self._job.state())
+            self._note(self._state())
 
     def start(self) -> None:
         """Start the thread that gives Redis each version that is due, the present one too."""
@@ -156,7 +156,7 @@ class Mirror:
     def _claimed(self) -> State | None:
         """Return the job's state, and keep its version's manifest from now on; None if Redis has that version."""
         for _ in range(2):
-            state = self._job.state()
+            state = self._state()
             with self._lock:
                 if state.version == self._mirrored:
                     return None
@@ -164,6 +164,9 @@ class Mirror:
                     self._giving = state.names[0]
                     return state
         raise KvpsError("the server knows an earlier version than this holder")
+
+    def _state(self) -> State:
+        return self._job.access.reader.state(states=True)
 
     def _items(self, name: str, arrays: Mapping[str, Bytes]) -> list[tuple[str, Buffers]]:
         keys = self._job.access.keys
