@@ -183,6 +183,59 @@ def test_a_library_that_is_stopped_resumes_from_its_own_checkpoint_and_does_no_s
     assert_same_bits(*(checkpoint.layout.views(checkpoint.weights) for checkpoint in (end, expected)))
 
 
+FINDER = """
+import sys, lightning, torch, kvps.torch
+from helpers.resuming_libraries import Module
+from lightning.pytorch.callbacks import LearningRateFinder
+
+class Found(Module):
+    lr = 0.1
+    def configure_optimizers(self):
+        return kvps.torch.Optimizer(torch.optim.SGD(self.parameters(), self.lr), self)
+
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+finder = LearningRateFinder(num_training_steps=5)
+lightning.Trainer(max_epochs=9, accelerator="cpu", callbacks=[finder], **quiet).fit(Found())
+"""
+
+
+def test_a_finder_of_learning_rates_is_told_that_a_job_cannot_go_back(store: kvps.Store, tmp_path: Path) -> None:
+    """It trains, and loads the state from before: the steps that it had taken were then left out of the training."""
+    environment = os.environ | {"KVPS_REDIS_URL": store.url}
+    command = [*KVPS, "run", "-w", "1", "--", sys.executable, "-c", FINDER]
+    done = run(command, popen=LibraryPopen, env=environment, cwd=tmp_path)
+    assert done.returncode, done.stdout
+    assert "of clock 0, and this process has trained on to 5: a job cannot go back" in done.stderr, done.stderr
+
+
+LOGS = """
+import sys
+from helpers.resuming_libraries import Net, Rows
+from transformers import Trainer, TrainingArguments
+import kvps.torch, torch
+
+model = Net()
+with kvps.torch.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model) as optimizer:
+    settings = {"max_steps": 6, "warmup_steps": 3, "logging_steps": 1, "save_strategy": "no", "report_to": "none"}
+    arguments = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=2, **settings)
+    trainer = Trainer(model, arguments, train_dataset=Rows(optimizer.rank, 6), optimizers=(optimizer, None))
+    trainer.train()
+    print(f"rates {optimizer.rank}", [line["learning_rate"] for line in trainer.state.log_history if "loss" in line])
+"""
+
+
+def test_each_copy_of_a_trainer_logs_the_rates_of_its_own_schedule(store: kvps.Store, tmp_path: Path) -> None:
+    """That of the second one was 0 in each line."""
+    environment = os.environ | {"KVPS_REDIS_URL": store.url}
+    command = [*KVPS, "run", "-w", "2", "--job", "logs", "--", sys.executable, "-c", LOGS]
+    done = run(command, popen=LibraryPopen, env=environment, cwd=tmp_path)
+    rates = dict(re.findall(r"rates (\d) (.*)", done.stdout))
+    assert rates["0"] == rates["1"], done.stderr
+    assert [plan.lr for plan in (commit.plan for commit in store.job("logs").log())] == [
+        pytest.approx(0.1 * factor) for factor in (0, 1 / 3, 2 / 3, 1, 2 / 3, 1 / 3)
+    ]
+
+
 FORMS = """
 import dataclasses, sys, typing, jax, kvps, kvps.jax
 from helpers.harness import aggregating

@@ -22,12 +22,12 @@ def encoded(state: object) -> str:
     if not isinstance(state, dict):
         raise UsageError(f"state must be a dict, not {shown(state)}")
     try:
-        text = json.dumps(state, separators=(",", ":"))
+        text = json.dumps(state, separators=(",", ":"), allow_nan=False)
         same = json.loads(text) == state
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"state must be what JSON can hold: {error}") from None
     if not same:
-        raise UsageError("state must come back from JSON as it was: take strings as keys, lists for tuples, and no NaN")
+        raise UsageError("state must come back from JSON as it was: take strings as keys, lists for tuples")
     if len(text) > MOST_BYTES:
         raise InvalidSetting(f"state has {len(text):,} bytes as JSON, and may have {MOST_BYTES:,}: keep less in it")
     return text

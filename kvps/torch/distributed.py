@@ -29,10 +29,11 @@ from kvps.config import JobSettings
 from kvps.errors import InvalidSetting, JobSuspended, KvpsError, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
+from kvps.torch.attached import Group, known_to_schedulers
 from kvps.torch.loading import load
 from kvps.torch.model import parameters
 from kvps.torch.optimizer import optimizer as translated
-from kvps.torch.rates import Rates, StateOfJob
+from kvps.torch.rates import Rates
 from kvps.torch.session import TorchSession, join
 
 log = logging.getLogger("kvps.session")
@@ -92,7 +93,7 @@ class Optimizer(torch.optim.Optimizer):
         joins = {name: given.pop(name) for name in _OF_JOIN if name in given}
         rule = translated(model, optimizer, scheduler, **how)
         self._owner = ProcessOwner("the optimizer of a worker")
-        self._torch, self._model, self._scheduler, self._closed = optimizer, model, scheduler, False
+        self._model, self._closed = model, False
         self._run = launch.from_env() if job is None else None
         try:
             if job:
@@ -108,10 +109,10 @@ class Optimizer(torch.optim.Optimizer):
             raise
         atexit.register(self._at_exit, getattr(sys, "last_value", None))
         try:
-            super().__init__(optimizer.param_groups, dict(optimizer.defaults))
-            self.state = StateOfJob()
+            super().__init__([Group(group) for group in optimizer.param_groups], dict(optimizer.defaults))
+            optimizer.param_groups = self.param_groups  # a scheduler that was made for it goes on there
             self._steps_before = self._passed_over = 0
-            self._rates = Rates(self, self.job, self.worker, model, scheduler)
+            self._rates = Rates(self, self.job, self.worker, model, scheduler, how.get("every", 1))
             self._pull()
         except BaseException:
             self.close(finished=False)
@@ -130,6 +131,7 @@ class Optimizer(torch.optim.Optimizer):
         """How many steps this worker has taken; with `load_state_dict`, also those before."""
         return self._steps_before + self.worker.steps
 
+    @known_to_schedulers
     def step(
         self,
         closure: Callable[[], Any] | None = None,
@@ -146,6 +148,7 @@ class Optimizer(torch.optim.Optimizer):
         another proportion, and what `TorchSession.step` and `pull` raise. After `load_state_dict`, a step that the job
         has already only calls `closure`.
         """
+        self._opt_called = True  # schedulers warn if they step before
         known = self._passed_over > 0
         if not known:
             self._rates.take()
@@ -158,6 +161,7 @@ class Optimizer(torch.optim.Optimizer):
             self._steps_before += 1
             if not self._passed_over:
                 self._pull()  # a library may have loaded weights of its own meanwhile
+                self._rates.show(keeps=True)
             return result
         self.worker.step(loss, weight)
         if not self.job.config.units:
@@ -173,8 +177,6 @@ class Optimizer(torch.optim.Optimizer):
             self.worker.pull()
         for parameter, _ in grads:
             parameter.grad = None
-        if self._scheduler:  # which warns unless its optimizer steps: without gradients that changes nothing
-            self._torch.step()
         for parameter, grad in grads:
             parameter.grad = grad
 
@@ -197,7 +199,7 @@ class Optimizer(torch.optim.Optimizer):
         if self._passed_over:
             clock -= math.ceil(self._passed_over / self.job.config.batches_per_round)
         own = {"job": self.job.name, "id": self.job.id, "clock": clock, "steps": self.steps}
-        own["state"] = dict(self.worker.state)
+        own |= {"state": dict(self.worker.state), "rates": self._rates.shown}
         return super().state_dict() | {_STATE: own}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -219,15 +221,14 @@ class Optimizer(torch.optim.Optimizer):
                 "leave it out, or go on from a checkpoint of the job"
             )
         passed_over = self._go_on_from(own)
+        groups = self.param_groups  # a scheduler knows these
         super().load_state_dict(state_dict)
-        self.state = StateOfJob()
-        for group, loaded in zip(self._torch.param_groups, self.param_groups, strict=True):
-            group.update(loaded)  # a scheduler knows these
-        self.param_groups = self._torch.param_groups
+        self._rates.keep(groups)
         self._steps_before = own["steps"] - self.worker.steps
         self._passed_over = passed_over
         self._pull()  # a library has just loaded a checkpoint of its own into the model
-        self._rates.show()
+        if own["steps"] or passed_over:  # and not what accelerate has saved just before
+            self._rates.loaded(own.get("rates"), passed_over > 0)
 
     def _go_on_from(self, own: dict[str, Any]) -> int:
         """Take the worker's state, if the job is where it was; return how many steps the job has that came after it.
@@ -242,6 +243,11 @@ class Optimizer(torch.optim.Optimizer):
                 f"clock {now}: restore a checkpoint of then (kvps checkpoint restore), or begin without this state"
             )
         a_push = 0 if config.units or config.timed_rounds else config.batches_per_round
+        if self.worker.steps:
+            raise InvalidSetting(
+                f"this state is of clock {then}, and this process has trained on to {now}: a job cannot go back. Run "
+                f"what tries out and goes back, as LearningRateFinder, alone before, with the optimizer of PyTorch"
+            )
         steps = (now - then) * a_push - own["steps"] % a_push if a_push else 0
         log.warning(
             "worker %s: the job has gone on since this state was saved, from %d to %d of its pushes: the next %d steps "

@@ -43,7 +43,7 @@ def optimizer(
     elif "initial_lr" in optimizer.param_groups[0]:
         raise InvalidSetting(
             "a scheduler changes this optimizer's learning rate, and the aggregator would not know: give it too, "
-            "as optimizer(model, optimizer, scheduler)"
+            "scheduler=..., with every=N if it steps after each N rounds"
         )
     else:
         rates = [float(number(group["lr"])) for group in optimizer.param_groups]

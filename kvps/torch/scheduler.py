@@ -42,8 +42,7 @@ def rates_of(
     kind = type(scheduler).__name__
     if steps is None:
         raise InvalidSetting(
-            f"{kind} is evaluated before the job begins: say for how many of its steps, as "
-            f"optimizer(model, optimizer, scheduler, steps=10_000)"
+            f"{kind} is evaluated before the job begins: say for how many of its steps, as steps=10_000"
         )
     if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
         raise InvalidSetting(f"steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r}")

@@ -91,7 +91,8 @@ class Module(lightning.LightningModule):
         return self.net(**batch)["loss"]
 
     def configure_optimizers(self) -> Any:
-        return make_optimizer(self)[0]
+        optimizer, schedule = make_optimizer(self)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def train_dataloader(self) -> Any:
         return DataLoader(Rows(self.optimizers().rank, SAVED), BATCH)

@@ -349,7 +349,8 @@ def test_a_state_goes_on_where_the_job_is(store: Store, caplog: pytest.LogCaptur
             plain(optimizer, model, number)
         optimizer.worker.state = {"epoch": 1}  # it would travel with the next push
         saved = optimizer.state_dict()
-        assert saved["kvps"] == {"job": "job", "id": job.id, "clock": 3, "steps": 3, "state": {"epoch": 1}}
+        own = {"job": "job", "id": job.id, "clock": 3, "steps": 3, "state": {"epoch": 1}, "rates": [0.01]}
+        assert saved["kvps"] == own
         torch.save(saved, file := io.BytesIO())
         file.seek(0)
         saved = torch.load(file, weights_only=True)  # as libraries read it
@@ -386,14 +387,22 @@ def test_a_loop_that_goes_back_to_its_state_does_no_step_twice(
 ) -> None:
     """As libraries resume: from their own checkpoint, which is older than the job, and perhaps of the job from whose
     checkpoint this one was restored."""
+
+    def inner(model: nn.Module) -> torch.optim.Optimizer | None:
+        return torch.optim.SGD(model.parameters(), lr=0.1) if local_steps > 1 else None
+
     model = net()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1) if local_steps > 1 else None
-    optimizer = alone(OPTIMIZERS["sgd"](model.parameters()), model, inner=inner, local_steps=local_steps)
+    sgd = OPTIMIZERS["sgd"](model.parameters())
+    optimizer = alone(sgd, model, inner=inner(model), local_steps=local_steps)
     for number in range(8):
         if number == 3:
             saved = copy.deepcopy(optimizer.state_dict())
         loop(optimizer, model, number)
     end, clock = weights_of(model), optimizer.worker.session.clock
+    optimizer.close(finished=False)
+    model = net()
+    sgd = OPTIMIZERS["sgd"](model.parameters())
+    optimizer = kvps.torch.Optimizer(sgd, model, job=optimizer.job, inner=inner(model))
     saved["kvps"]["id"] = "that of the job before"
     optimizer.load_state_dict(saved)
     assert "are passed over, for it has them" in caplog.text
@@ -405,6 +414,8 @@ def test_a_loop_that_goes_back_to_its_state_does_no_step_twice(
         loop(optimizer, model, number)
     assert (optimizer.steps, optimizer.worker.session.clock, optimizer.job.lr()) == (8, clock, 0.05)
     assert_same_bits(weights_of(model), end)
+    assert optimizer.param_groups[0]["lr"] == 0.05, "from here on the job's is shown"
+    optimizer.param_groups[0]["lr"] = 0.1 / 8
     loop(optimizer, model, 8)
     assert (optimizer.steps, optimizer.job.lr()) == (9, 0.1 / 8)
 
