@@ -100,6 +100,8 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:evaluation                  hash    report.lua          the newest: version, figures, by, at_ms, nonce
     kvps:{job}:copies                      string  kvps up, run,       how many workers the command that launched the
                                                    scale               job keeps, if that may change; expires
+    kvps:{job}:host:<number>               string  kvps run            JSON: the process that has this part of a run of
+                                                                       several hosts, its line, and the run; expires
     kvps:{job}:pin                         string  pin.lua             JSON: the version of a slow reader; expires
     kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
                                                                        that Redis was given, with the job's state then
@@ -266,6 +268,10 @@ class JobKeys:
 
     def wish(self, shard: int) -> str:
         return self._control(f"wish:{shard}")
+
+    def host(self, number: int) -> str:
+        """Return the place of a host in the run that trains the job. It expires."""
+        return self._control(f"host:{number}")
 
     def trace(self, worker: str) -> str:
         return self._control(f"trace:{worker}")

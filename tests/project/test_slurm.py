@@ -41,18 +41,18 @@ def test_each_command_has_the_options_of_this_version() -> None:
         ["worker", "--job"],
         ["status", "1"],
     ]
-    (run,) = commands_in(RUN.read_text().replace('"$@" &', "-- python train.py"))
-    for words in (*found, run):
+    run, jobs = commands_in(RUN.read_text().replace("--stop-grace 60)", "--stop-grace 60 --hosts 1 -- python train.py"))
+    for words in (*found, run, jobs):
         check_parses(words)
 
 
 def test_bash_understands_it_and_no_variable_has_the_password() -> None:
     for script in (SCRIPT, RUN):
         subprocess.run(["bash", "-n", script], check=True)
-    text = SCRIPT.read_text()
-    assert re.search(r"^umask 077$", text, re.MULTILINE)
-    assert not re.search(r"\b(KVPS_PASSWORD|REDISCLI_AUTH|VALKEYCLI_AUTH)\b|redis://[^$]*@", text)
-    assert text.count("$(cat ") == 1, "only the server's configuration, on its standard input"
+    for text in (SCRIPT.read_text(), RUN.read_text()):
+        assert re.search(r"^umask 077$", text, re.MULTILINE)
+        assert not re.search(r"\b(KVPS_PASSWORD|REDISCLI_AUTH|VALKEYCLI_AUTH)\b|redis://[^$]*@", text)
+        assert text.count("$(cat ") == 1, "only the server's configuration, on its standard input"
 
 
 @pytest.fixture
@@ -154,10 +154,13 @@ with kvps.from_env() as worker:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["1", "2"])
 def test_a_script_of_ones_own_is_stopped_requeued_and_goes_on(
-    slurm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str
 ) -> None:
+    """SIGTERM comes to one host; the copies of the other end too."""
     monkeypatch.chdir(tmp_path)
+    slurm["SLURM_NNODES"] = nodes
     (tmp_path / "train.py").write_text(SCRIPT_OF_ONES_OWN)
     command = ["bash", RUN, "-w", "2", "--", "python3", "train.py"]
     first = subprocess.Popen(command, env=slurm, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -171,7 +174,8 @@ def test_a_script_of_ones_own_is_stopped_requeued_and_goes_on(
     done = subprocess.run(command, env=slurm, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert re.search(r"job train: goes on at version \d+, from ", done.stderr)
-    assert "400 contributions in 200 versions" in done.stderr
+    assert done.stderr.count("400 contributions in 200 versions") == int(nodes)
+    assert not (tmp_path / "run" / "password").exists()
 
 
 @pytest.mark.parametrize(("tasks", "arguments"), [("3", ["digits"]), ("5", [])])

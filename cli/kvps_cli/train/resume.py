@@ -151,7 +151,7 @@ def _await_ended(job: Job, launched: Launcher | None, grace_s: float) -> list[Me
             ours = [m for m in state.members.values() if not (m.finished or (m.evicted and launched is None))]
         if launched and launched.most:
             ours = [m for m in ours if m.worker in {f"w{rank}" for rank in range(launched.most)}]
-        there = ", ".join(sorted(m.worker for m in ours if m.active and _lives(job, m, timeout_s)))
+        there = ", ".join(sorted(m.worker for m in ours if m.active and lives(job, m, timeout_s)))
         if not there:
             return ours
         if time.monotonic() > end:
@@ -163,7 +163,7 @@ def _await_ended(job: Job, launched: Launcher | None, grace_s: float) -> list[Me
         time.sleep(_POLL_S)  # the end of a process that is no child of this one gives no sign
 
 
-def _lives(job: Job, member: Member, timeout_s: float) -> bool:
+def lives(job: Job, member: Member, timeout_s: float) -> bool:
     """Return whether the process of a worker is there, or may be."""
     if process.is_dead(member.process):
         return False

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,6 @@ import typer
 from kvps import launch as launch_variables
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
-from kvps.machine import launcher
 from kvps.protocol.answers import job_exists
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import check_new_name
@@ -26,6 +26,7 @@ from kvps_cli.output import log_options, say, start_log
 from kvps_cli.supervise import Care, Supervisor
 from kvps_cli.train.after import is_saved, what_stays
 from kvps_cli.train.evaluator import EvaluatorOptions, EvaluatorProcess
+from kvps_cli.train.hosts import Line, Place, check_hosts, placed
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.lifetime import Lifetime
 from kvps_cli.train.progress import (
@@ -40,7 +41,7 @@ from kvps_cli.train.progress import (
     follow,
     relay,
 )
-from kvps_cli.train.resume import Launch, Origin, origin
+from kvps_cli.train.resume import Launch, origin
 from kvps_cli.train.scale import Copies
 from kvps_cli.train.settings import JobOptions
 from kvps_cli.train.stop import Stop, keep
@@ -62,6 +63,14 @@ def run(
         str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the script's")
     ] = None,
     aggregators: Annotated[int, aggregators_option()] = 1,
+    hosts: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="How many hosts share the copies. Give the same line on each: each starts its part. Needs --redis.",
+        ),
+    ] = 1,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
 ) -> None:
@@ -70,6 +79,8 @@ def run(
     The script calls kvps.from_env() and creates the job. Settings given here apply to that job.
     What the copies write to stdout and to stderr goes there, and messages of kvps go to stderr.
     """
+    line = Line.of(settings.workers, hosts, settings.given, command)
+    check_hosts(line, settings.most, server.redis)
     command = _checked(command or [])
     if job is not None:
         check_new_name("job", job)
@@ -82,23 +93,17 @@ def run(
     if settings.topology and not quiet:
         say(settings.topology)
     with connect.serving_store(server, quiet, joinable=False) as store:
-        make_room(store, quiet, spared=(job or _name_of(command)) if life.resume else "")
-        if job in store.jobs() and not life.resume:
-            raise job_exists(str(job))
-        wished = job or _name_of(command)
-        name = wished if life.resume else store.free_name(wished)
-        launched_by, directory = launcher.this_process("kvps run", settings.most), kept.kept_log.directory
-        launch = Launch(launched_by, settings.workers, settings.most, given, directory, life.stop_grace, quiet)
-        begin = Origin(None, "")
-        if life.resume:
-            begin = origin(store, name, launch)
-            if not quiet:
-                say(begin.line)
-            if begin.finished:
-                return
-        care = life.care(settings.most > 1, log_options(quiet, verbose))
-        supervised = _Run(store, name, launch, begin.job, kept, care)
-        with Stop(possible=life.resume or directory is not None) as stop:
+        wished, directory = job or _name_of(command), kept.kept_log.directory
+        make_room(store, quiet, spared=wished if life.resume else "")
+        name = wished if job or life.resume or hosts > 1 else store.free_name(wished)
+        launch = Launch("", settings.workers, settings.most, given, directory, life.stop_grace, quiet)
+        begin = partial(_begin, store, name, launch, life.resume)
+        with (
+            placed(store, name, line, settings.most, begin) as place,
+            Stop(possible=life.resume or directory is not None) as stop,
+        ):
+            care = life.care(settings.most > 1, log_options(quiet, verbose))
+            supervised = _Run(store, name, launch, place, kept, care)
             with supervised.evaluated(evaluation, command) as evaluator:
                 created, copies = supervised.train(command, aggregators, stop, evaluator)
             version = created.state().version if created else 0
@@ -116,11 +121,25 @@ def run(
             return
         if server.stays_s and version and not quiet and (stays := what_stays(store, name, kept.saving)):
             say(stays)
-        saved = not (version and kept.saving) or is_saved(store, name, kept.saving)
+        saved = not (version and kept.saving and place.leads) or is_saved(store, name, kept.saving)
     check_trained(name, version, copies)
     check_killed(name, copies)
     if not saved:
         raise KvpsError(f"job {name}: its last version, {version}, could not be written to {directory}")
+
+
+def _begin(store: Store, name: str, launch: Launch, resume: bool, launched_by: str) -> str:
+    """Begin a run, and return its job's id. Raises JobExists, what `origin` raises, Exit if nothing is left to do."""
+    if not resume:
+        if name in store.jobs():
+            raise job_exists(name)
+        return fresh_id()
+    begin = origin(store, name, launch._replace(launched_by=launched_by))
+    if not launch.quiet:
+        say(begin.line)
+    if begin.finished:
+        raise typer.Exit
+    return begin.job.id if begin.job else fresh_id()
 
 
 def _checked(command: Sequence[str]) -> list[str]:
@@ -148,23 +167,24 @@ class _Run:
     stopped  whether the copies ended because the run stops, to be resumed another time
     """
 
-    def __init__(self, store: Store, name: str, launch: Launch, job: Job | None, kept: KeptFiles, care: Care) -> None:
-        """`job` is the one that goes on; without one the copies make it."""
+    def __init__(self, store: Store, name: str, launch: Launch, place: Place, kept: KeptFiles, care: Care) -> None:
         self.stopped = False
-        self._store, self._name, self._id = store, name, job.id if job else fresh_id()
+        self._store, self._name, self._place = store, name, place
         self._launch, self._kept, self._care = launch, kept, care
+        if place.number:  # the first host writes for all
+            kept.targets = []
         self._shown = 0  # the version whose figures were shown
 
     @contextmanager
     def evaluated(self, evaluation: EvaluatorOptions, command: Sequence[str]) -> Iterator[EvaluatorProcess | None]:
         """Evaluate the versions of the job that is trained inside the block, if that is wanted."""
-        if evaluation.orders is None:
+        if evaluation.orders is None or self._place.number:
             yield None
             return
         launch = self._launch
-        supervisor = Supervisor(self._store, launch.launched_by, self._find, self._care)
+        supervisor = Supervisor(self._store, self._place.launched_by, self._find, self._care)
         environment = launch_variables.of_evaluator(
-            evaluation.orders, launch.workers, self._name, self._id, launch.given
+            evaluation.orders, launch.workers, self._name, self._place.id, launch.given
         )
         with EvaluatorProcess(supervisor, evaluation, command, environment) as evaluator:
             yield evaluator
@@ -175,14 +195,14 @@ class _Run:
         """Run the copies until they have ended; the job waits for `workers` of them. Return the job that they made, if
         any, and the copies."""
         launch = self._launch
-        supervisor = Supervisor(self._store, launch.launched_by, self._find, self._care)
+        supervisor = Supervisor(self._store, self._place.launched_by, self._find, self._care)
         try:
             serving = aggregate(supervisor, self._name, aggregators, self._kept.aggregator_options())
             copies = []
-            for rank in range(launch.most):
+            for rank in self._place.ranks:
                 # Otherwise Python keeps its output in a buffer, because stdout is a pipe.
                 environment = {"PYTHONUNBUFFERED": "1"}
-                environment |= launch_variables.of_copy(rank, launch.workers, self._name, self._id, launch.given)
+                environment |= launch_variables.of_copy(rank, launch.workers, self._name, self._place.id, launch.given)
                 copies.append(supervisor.run(f"w{rank}", command, environment))
             job = self._job_made(supervisor, copies, stop)
             if job is None:
@@ -191,16 +211,16 @@ class _Run:
             quiet = launch.quiet
             with self._kept.logging_to(job, quiet):
                 with Display(job, {}, quiet) as display:
-                    scaled = Copies(supervisor, copies, launch.workers, stop)
+                    scaled = Copies(supervisor, copies, min(launch.workers, len(copies)), stop)
                     follow(supervisor, job, serving, scaled, display, lambda state: self._show_figures(job, state))
                 if job.state().finished(job.config):
                     if evaluator:
                         evaluator.await_last(quiet, lambda: stop.asked)
                 elif stop.asked or any(copy.suspended for copy in copies):
                     self.stopped = True
-                    keep(job, self._kept, quiet)
+                    self._keep(job)
                 elif self._kept.saving and job.state().version:  # a copy failed: no aggregator writes the last version
-                    keep(job, self._kept, quiet)
+                    self._keep(job)
             finish(supervisor, job, serving)
             self._show_figures(job, job.state())
             return job, copies
@@ -229,8 +249,12 @@ class _Run:
         """Return the job of this run, or None before it is made."""
         with suppress(JobNotFound):
             job = self._store.job(self._name)
-            return job if job.id == self._id else None
+            return job if job.id == self._place.id else None
         return None
+
+    def _keep(self, job: Job) -> None:
+        if self._place.leads:
+            keep(job, self._kept, self._launch.quiet)
 
     def _show_figures(self, job: Job, state: State) -> None:
         """Print a version's figures once, as soon as the job is finished: the script's last lines then come later."""

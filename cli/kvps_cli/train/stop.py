@@ -58,7 +58,7 @@ class Stop:
         of a copy that was killed is not: they do that round again."""
         if state.settled:
             return True
-        if not self._told:
+        if not self._told and state.run.state != "suspended":  # by another host, or by kvps suspend
             return False
         if self._quiet_since is None or self._quiet_since[0] != state.version:
             self._quiet_since = state.version, time.monotonic()
