@@ -117,5 +117,5 @@ def _undone(state: State, commit: Commit) -> State:
     units = dict(state.units)
     for unit in (c.unit for c in plan.contributions if c.unit is not None):
         units |= {str(unit): "free", "done": str(int(units["done"]) - 1)}
-    state = replace(state, states=undone(state.states, plan.contributions))
+    state = replace(state, states=undone(state.states, plan.version))
     return replace(state, version=plan.version - 1, head=plan.head, clock=clock, members=members, units=units)

@@ -71,10 +71,9 @@ are in the same half of all slots, and so on one of two masters.
                                                                        and log; in rounds of units also unit, and took
                                                                        (ms since that was handed out)
     kvps:{job}:states                      hash    push, ready,        worker -> its user's committed state, JSON behind
-                                                   reject, create.lua  the incarnation:seq of the contribution with
-                                                                       which it came; before:<worker> -> the one before;
-                                                                       "<worker> <incarnation>:<seq>" -> the state that
-                                                                       came with a contribution that waits
+                                                   reject, join,       the version that made it so; before:<worker> ->
+                                                   create.lua          the one before; "<worker> <round>" -> the state
+                                                                       that came with a contribution that waits
     kvps:{job}:units                       hash    next_unit, push,    next: the first unit never handed out; done: how
                                                    ready, leave,       many are committed; each unit handed out and not
                                                    evict, create.lua   committed -> "w0 computes", "w0 pushed", two of

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kvps.errors import CorruptData, InvalidSetting, UsageError, shown
 from kvps.parsing import from_json
-from kvps.protocol.plan import Contribution
 
 MOST_BYTES = 64 << 10
 """The most bytes of a state as JSON."""
-_MARK = " "  # between the contribution with which a state came, and the state; no worker's name has one
+_MARK = " "  # between the version that made a state the committed one, and the state; no worker's name has one
 _BEFORE = "before:"
 
 
@@ -46,13 +45,12 @@ def committed(hash: Mapping[str, str]) -> dict[str, str]:
     return {field: text for field, text in hash.items() if _MARK not in field and not field.startswith(_BEFORE)}
 
 
-def undone(hash: Mapping[str, str], contributions: Iterable[Contribution]) -> dict[str, str]:
-    """Return the fields of the states that were committed before the version of these contributions."""
-    states = committed(hash)
-    marks = {(c.worker, f"{c.incarnation}:{c.seq}") for c in contributions}
-    for worker, text in committed(hash).items():
-        if (worker, text.partition(_MARK)[0]) in marks:
-            states[worker] = hash.get(f"{_BEFORE}{worker}", "")
+def undone(hash: Mapping[str, str], version: int) -> dict[str, str]:
+    """Return the fields of the states that were committed before this version, the newest."""
+    states = {
+        worker: hash.get(f"{_BEFORE}{worker}", "") if text.partition(_MARK)[0] == str(version) else text
+        for worker, text in committed(hash).items()
+    }
     return {worker: text for worker, text in states.items() if text}
 
 

@@ -38,6 +38,7 @@ def job(store: Store) -> Job:
     with aggregating(job), job.join("w0") as session:
         for version in range(1, 4):
             session.pull()
+            session.state = {"done": version}
             session.push({"x": np.ones(ITEMS, np.float32)})
             await_version(job, version)
     return job
@@ -109,7 +110,7 @@ def test_without_its_holder_the_job_goes_back_one_version(job: Job) -> None:
     with aggregating(job):
         assert eventually(lambda: job.state().version == 2)
         with job.join("w0") as session:
-            assert session.round == 2
+            assert (session.round, session.state) == (2, {"done": 2})
             for version in range(3, 5):
                 assert session.pull()["x"][0] == [0, -1, -2.5, -4.25][version - 1]
                 session.push({"x": np.ones(ITEMS, np.float32)})

@@ -293,9 +293,10 @@ class Model:
             answer, t = self.scripts.join(s, worker)
             if answer[0] == "OK":
                 _, life, round_, weight_sum, kept = answer
-                if self.states and kept != self._newest(s, worker):
-                    t = t._replace(wrong="a worker that joins gets another state than its last contribution's")
-                begun = Session(life, 0, round_, "take" if self.units else "pull", weight_sum=weight_sum)
+                if self.states and kept != self._state_after(s, worker, entry.pending if entry else 0):
+                    t = t._replace(wrong="a worker that joins gets a state that is not as old as its clock")
+                does = "take" if self.units else "pull"
+                begun = Session(life, 0, round_, does, weight_sum=weight_sum, state=kept)
                 t = t._replace(sessions=put(s.sessions, worker, begun))
                 if session and (session.does != "pull" or self._ends(s, session)):  # else it sees that it is out
                     t = t._replace(zombie=(worker, session))
@@ -379,6 +380,7 @@ class Model:
                     t = self._promised(t, worker, session)
                     does = "take" if self.units else "pull"
                     after = Session(session.incarnation, session.seq + 1, round_, does, weight_sum=weight_sum)
+                    after = after._replace(state=self.scripts.state_at(session))
                     if self.units_per_round:  # it keeps the weights for another unit of the same round
                         after = after._replace(history=session.history, base=session.base)
                     yield Step(f"{who} pushes round {round_}", then(t, after))
@@ -388,7 +390,7 @@ class Model:
                     yield Step(f"{who} pushes too late", then(t, after))
                 case ("DUPLICATE",):
                     after = Session(session.incarnation, session.seq + 1, session.round, "take")
-                    after = after._replace(weight_sum=session.weight_sum)
+                    after = after._replace(weight_sum=session.weight_sum, state=session.state)
                     yield Step(f"{who} pushes a unit that another has pushed", then(t, after))
                 case ("STOPPED",):
                     yield Step(f"{who} pushes behind the last round", then(t, session._replace(does="leave")))
@@ -671,18 +673,23 @@ class Model:
                 return "a unit is lost, or there twice"
         return ""
 
-    def _newest(self, s: State, worker: int) -> tuple[int, int]:
-        """The worker's last contribution that is committed, or waits for its commit."""
-        counting = [c for plan in s.log for c in plan.contributions]
-        return max([c[1:3] for c in (*counting, *s.inbox) if c.worker == worker], default=(0, 0))
+    def _state_after(self, s: State, worker: int, pending: int = 0) -> tuple[int, int]:
+        """What the worker's user kept with as many contributions as its clock counts, and so many of those that wait.
+        What was rejected from the open plan waits until that is committed."""
+        gone = s.rejected - set(s.plan.over if s.plan else ())
+        pushed = sorted(c for c in s.accepted - gone if c.worker == worker)
+        counted = s.clock[worker] + pending
+        return pushed[counted - 1].state if counted else (0, 0)
 
     def _states_broken(self, s: State) -> str:
         """What is wrong with the states of workers, or ""."""
-        if self.states and s.noted != {c[:3] for c in s.inbox}:
-            return "a state is lost, or waits without its contribution"
         for worker, state in enumerate(s.states if self.states else ()):
-            if state != self._newest(s._replace(inbox=()), worker):
-                return "a committed state is not that of the last committed contribution"
+            if state != self._state_after(s, worker):
+                return "a committed state is not as old as its worker's clock"
+        for worker, round_, _ in s.noted:
+            entry = entry_of(s, worker)
+            if not entry.pending >= round_ - s.clock[worker] - entry.skip - 1 >= 0:
+                return "a state waits for no contribution"
         return ""
 
     def _stop_broken(self, s: State) -> str:

@@ -97,9 +97,14 @@ MUTANTS = {
     "next-unit-stop": "take: a unit of a round behind the last one",
     "push-state-lost": "push: a repeat drops the worker's state that came with the first call",
     "join-state-waits": "join: the committed state, though a newer one waits with its contribution",
+    "join-state-rejected": "join: the state of what was rejected waits for the next incarnation's push",
     "ready-state-newest": "ready: the newest state of a worker, also that of a contribution that waits on",
+    "ready-state-own": "ready: the states that came with what is committed, though earlier contributions wait on",
     "ready-state-kept": "ready: the states of what was committed stay in the way",
-    "reject-state": "reject: the state of what was rejected is kept for a later version",
+    "reject-state": "reject: the state of what was rejected counts, though its contribution does not",
+    "reject-state-lost": "reject: the state of what was rejected does not come with the worker's next contribution",
+    "reject-state-later": "reject: the state of a later contribution that is committed already waits on",
+    "reject-state-earlier": "reject: the states of earlier contributions count for rounds that a rejection has ended",
     "plan-pause": "plan: also while the job is paused",
     "adopt-id": "adopt: also for who means an earlier job",
     "adopt-restart": "adopt: also after a restart of the server",
@@ -150,7 +155,11 @@ MUTANTS = {
 
 
 class Contribution(NamedTuple):
-    """`base` is noted only where late ones are dropped, and where versions are made of rounds of units."""
+    """`base` is noted only where late ones are dropped, and where versions are made of rounds of units.
+
+    `state` is what the worker's user kept then: the incarnation and number of the push that brought it. No script sees
+    it unless it is new.
+    """
 
     worker: int
     incarnation: int
@@ -158,6 +167,7 @@ class Contribution(NamedTuple):
     round: int
     unit: int | None
     base: int = 0
+    state: tuple[int, int] = (0, 0)
 
 
 class Plan(NamedTuple):
@@ -203,11 +213,19 @@ class Entry(NamedTuple):
         return self.state in (ACTIVE, REJOINING)
 
 
+class Noted(NamedTuple):
+    """A state that waits with its worker's contribution of a round; or for it, if what brought it was rejected."""
+
+    worker: int
+    round: int
+    state: tuple[int, int]
+
+
 class Session(NamedTuple):
     """A worker's process: it will pull, push, or ask whether a push had been accepted before its link was cut.
 
     Where data is handed out it will take a unit before, or leave. `history` and version `base` are what it has pulled.
-    By `weight_sum`, as join and push have told it, it knows its next batch.
+    By `weight_sum`, as join and push have told it, it knows its next batch. `state` is what its user keeps.
     """
 
     incarnation: int
@@ -218,6 +236,7 @@ class Session(NamedTuple):
     history: int = 0
     base: int = 0
     weight_sum: int = 0
+    state: tuple[int, int] = (0, 0)
 
 
 class Holder(NamedTuple):
@@ -325,8 +344,8 @@ class State(NamedTuple):
     job: int  # its id; 0: there is none
     removed: int  # the id of one that is being removed; 0: the name is free
     run: tuple[str, int]  # whether it runs, is paused or is stopped, and then the last round
-    states: tuple[tuple[int, int], ...]  # of each worker: the contribution with which its committed state came
-    noted: frozenset[tuple[int, int, int]]  # contributions that wait, and their workers' states with them
+    states: tuple[tuple[int, int], ...]  # of each worker: its committed state
+    noted: frozenset[Noted]  # states that wait
     launcher: int  # whose job it is
 
     life: int
@@ -457,6 +476,13 @@ def entry_of(s: State, worker: int) -> Entry:
     entry = s.entries[worker]
     assert entry, f"w{worker} has never joined"
     return entry
+
+
+def moved(noted: frozenset[Noted], worker: int, before: int, after: int) -> frozenset[Noted]:
+    """The states with that of a worker's round moved to another round, unless that has one."""
+    there = {n[:2] for n in noted}
+    gone = {n for n in noted if n[:2] == (worker, before)} if before != after else set()
+    return noted - gone | {n._replace(round=after) for n in gone if (worker, after) not in there}
 
 
 def one_less(entry: Entry, skip: int = 0) -> Entry:
@@ -604,8 +630,11 @@ class Scripts:
         fresh = Entry(life, ACTIVE, 0, pending, round_ - clock - pending, 0, False, None, weight_sum=weight_sum)
         if entry:
             s = self.drop_unit(s, worker, "join-unit")
-        waiting = [c[1:] for c in s.noted if c[0] == worker and self.has("join-state-waits")]
-        return ("OK", life, round_, weight_sum, max([s.states[worker], *waiting])), s.entered(worker, fresh)
+        waiting = [n for n in s.noted if n.worker == worker and n.round <= own]
+        newest = max(waiting).state if waiting and self.has("join-state-waits") else s.states[worker]
+        if self.has("join-state-rejected"):
+            s = s._replace(noted=frozenset(n for n in s.noted if n.worker != worker or n.round <= own))
+        return ("OK", life, round_, weight_sum, newest), s.entered(worker, fresh)
 
     def take(self, s: State, worker: int, incarnation: int, job: int | None = None, late: bool = False) -> Outcome:
         """`late` says that a unit is out for so long that it is handed out a second time."""
@@ -661,7 +690,7 @@ class Scripts:
                 return ("LATE",), s
             entry = entry._replace(weight_sum=entry.weight_sum + (not ask and not self.has("push-weight-sum-once")))
             if not self.has("push-state-lost"):
-                s = s._replace(noted=s.noted - {(worker, session.incarnation, seq)})
+                s = s._replace(noted=frozenset(n for n in s.noted if n[:2] != (worker, entry.round)))
             return ("ACK", entry.round, entry.weight_sum), s.entered(worker, entry)
         if entry.state != ACTIVE and self.has("push-state"):
             return ("EVICTED",), s
@@ -690,8 +719,9 @@ class Scripts:
         if entry.pending >= self.max_pending and self.has("push-full"):
             return ("FULL",), s
         if self.partial and not entry.pending and self.has("push-round"):
-            missed = session.base - s.clock[worker] - entry.skip
-            entry = entry._replace(skip=entry.skip + max(0, missed))
+            missed = max(0, session.base - s.clock[worker] - entry.skip)
+            s = s._replace(noted=moved(s.noted, worker, round_, round_ + missed))
+            entry = entry._replace(skip=entry.skip + missed)
         unit, keeps = entry.unit, not self.has("push-pushed")
         entry = entry._replace(accepted=seq, pending=entry.pending + 1, unit=unit if keeps else None)
         entry = entry._replace(
@@ -699,13 +729,20 @@ class Scripts:
             weight_sum=entry.weight_sum + self.has("push-weight-sum"),
         )
         base = session.base if self.drops or self.units_per_round else 0
-        c = Contribution(worker, entry.incarnation, seq, entry.round, unit, base)
+        state = self.state_at(session)
+        c = Contribution(worker, entry.incarnation, seq, entry.round, unit, base, state)
         s = s.entered(worker, entry).united(unit, PUSHED)._replace(accepted=s.accepted | {c})
-        if self.states:  # each push brings another one
-            s = s._replace(noted=s.noted | {c[:3]})
+        if state != session.state:
+            others = frozenset(n for n in s.noted if n[:2] != (worker, entry.round))
+            s = s._replace(noted=others | {Noted(worker, entry.round, state)})
         return ("ACK", entry.round, entry.weight_sum), s._replace(
             inbox=tuple(sorted((*s.inbox, c)))
         )  # a plan sorts them so anyway
+
+    def state_at(self, session: Session) -> tuple[int, int]:
+        """What the user of a session keeps at its next push: every second one brings another state."""
+        seq = session.seq + 1
+        return (session.incarnation, seq) if self.states and (session.incarnation + seq) % 2 == 0 else session.state
 
     def leave(self, s: State, worker: int, incarnation: int, finished: bool = True, job: int | None = None) -> Outcome:
         if self.another_job(s, job, "leave-id"):
@@ -819,6 +856,8 @@ class Scripts:
         s = s._replace(ready=put(s.ready, shard, mine))
         if not all(s.ready) and self.has("ready-all"):
             return ("READY",), s
+        s = self._commit_states(s, s.plan)
+        assert s.plan
         decided, clock = s.plan, list(s.clock)
         for c in (*decided.contributions, *decided.over):
             entry, over = entry_of(s, c.worker), c in decided.over
@@ -829,10 +868,7 @@ class Scripts:
                 s = s.united(c.unit, DONE if self.has("ready-over") else FREE)
             elif self.has("ready-frees" if over else "ready-done"):
                 s = s.united(c.unit, FREE if over else DONE)
-        states, moved = self._moved_states(s, decided)
         flipped = s._replace(
-            states=states,
-            noted=s.noted - moved if self.has("ready-state-kept") else s.noted,
             log=(*s.log, decided),
             clock=tuple(clock),
             inbox=tuple(c for c in s.inbox if c not in decided.contributions),
@@ -844,17 +880,44 @@ class Scripts:
         )
         return ("FLIPPED",), flipped
 
-    def _moved_states(
-        self, s: State, plan: Plan
-    ) -> tuple[tuple[tuple[int, int], ...], frozenset[tuple[int, int, int]]]:
-        """The committed states of all workers after a plan, and the contributions whose states become committed."""
-        theirs = {c[:3] for c in plan.contributions}
-        if not self.has("ready-state-newest"):
-            theirs = {c for c in s.noted if c[0] in {worker for worker, _, _ in theirs}}
-        states = s.states
-        for worker, *which in sorted(theirs & s.noted):
-            states = put(states, worker, max(states[worker], tuple(which)))
-        return states, frozenset(theirs)
+    def _commit_states(self, s: State, plan: Plan) -> State:
+        """Each worker's state becomes the one that it had with as many contributions as its clock counts: in rounds of
+        units, a later contribution may be committed before an earlier one."""
+        ended = dict[int, int]()
+        for c in sorted(plan.over):
+            s = self._pass_on(s, c, ended.get(c.worker, 0))
+            ended[c.worker] = ended.get(c.worker, 0) + 1
+        for worker in {c.worker for c in plan.contributions}:
+            own = [c.round for c in plan.contributions if c.worker == worker]
+            last = s.clock[worker] + entry_of(s, worker).skip + ended.get(worker, 0) + len(own)
+            theirs = [
+                n for n in s.noted if n.worker == worker and (n.round <= last or not self.has("ready-state-newest"))
+            ]
+            if not self.has("ready-state-own"):
+                theirs = [n for n in s.noted if n.worker == worker and n.round in own]
+            if theirs:
+                s = s._replace(states=put(s.states, worker, max(theirs).state))
+            if self.has("ready-state-kept"):
+                s = s._replace(noted=s.noted - set(theirs))
+        return s
+
+    def _pass_on(self, s: State, out: Contribution, ended: int = 0) -> State:
+        """The state of what was rejected comes with its worker's next contribution, unless that has one of its own.
+        The round that ends is that of the earliest contribution that waits, so the states of those before the rejected
+        one wait for a later round. `ended` is how many rounds of the worker have ended, and are not counted yet."""
+        worker, noted = out.worker, s.noted
+        done = s.clock[worker] + entry_of(s, worker).skip + ended
+        if out.round <= done and self.has("reject-state-later"):  # a later one of the worker is committed already
+            own = {n for n in noted if n[:2] == (worker, done + 1)}
+            states = put(s.states, worker, max(own).state) if own else s.states
+            return s._replace(noted=noted - own, states=states)
+        if self.has("reject-state-lost"):
+            noted = moved(noted, worker, out.round, out.round + 1) if self.has("reject-state") else noted
+        else:
+            noted = frozenset(n for n in noted if n[:2] != (worker, out.round))
+        for earlier in range(out.round - 1, done, -1) if self.has("reject-state-earlier") else ():
+            noted = moved(noted, worker, earlier, earlier + 1)
+        return s._replace(noted=noted)
 
     def reject(
         self,
@@ -880,11 +943,13 @@ class Scripts:
         again = again and self.units_per_round > 0
         over = s.plan.over
         if again:
+            s = self._pass_on(s, out)
             s = s.entered(out.worker, one_less(entry_of(s, out.worker), skip=1))
             s = self.give_back(s, out.unit) if out.unit is not None and self.has("reject-again") else s
         elif self.has("reject-waits"):
             over = (*over, out)
         else:
+            s = self._pass_on(s, out)
             s = s.entered(out.worker, one_less(entry_of(s, out.worker), self.has("reject-skip")))
         assert s.plan
         rest = tuple(c for c in s.plan.contributions if c != out)
@@ -894,7 +959,6 @@ class Scripts:
             ready=(None,) * len(s.ready) if self.has("reject-clears") else s.ready,
             inbox=tuple(c for c in s.inbox if c != out),
             rejected=s.rejected | {out},
-            noted=s.noted - {out[:3]} if self.has("reject-state") else s.noted,
         )
         return ("OK",), s._replace(plan=None) if again and self.has("reject-closes") else s
 

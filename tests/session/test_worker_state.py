@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ from helpers.faults import full_server
 from helpers.harness import aggregating, await_version
 from helpers.internals import lose_next_answer
 from helpers.waiting import eventually
+from kvps_aggregator import Aggregator, Outcome
 
 import kvps
-from kvps.protocol.plan import Plan
 from kvps.store import Store
 
 PARAMS = {"x": np.zeros(4, np.float32)}
@@ -108,20 +109,75 @@ def _with_a_state(store: Store) -> tuple[kvps.Job, kvps.Session]:
 
 def _is_there_once(job: kvps.Job, session: kvps.Session) -> None:
     states = job.access.client.call("HGETALL", job.access.keys.states)
-    assert states == {f"w0 {session.incarnation}:1": '{"done":1}'}
+    assert states == {"w0 1": '{"done":1}'}
 
 
 @pytest.mark.contract
-def test_the_state_of_what_is_rejected_is_dropped(store: Store) -> None:
+def test_the_state_of_what_is_rejected_comes_with_the_workers_next_contribution(store: Store) -> None:
+    """It was sent, and has not changed since. Another incarnation goes on from what is committed."""
     job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
     session = job.join("w0")
+    aggregator = Aggregator(job, threading.Event())
+    aggregator.hold()
+
+    def reject_last(*, then_commits: int) -> None:
+        plan = job.access.scripts.plan().plan
+        assert plan
+        job.access.scripts.reject(0, job.terms()[0], plan, plan.contributions[-1], "for a test")
+        while aggregator.work() is not Outcome.IDLE:
+            pass
+        assert job.clock() == {"w0": then_commits}
+
     step(session)
-    term = job.access.scripts.acquire(0, "test", 60_000, "nonce").term
-    plan = job.access.scripts.plan().plan
-    assert isinstance(plan, Plan)
-    job.access.scripts.reject(0, term, plan, plan.contributions[0], "for a test")
-    assert job.join("w0", takeover=True).state == {}
-    assert job.access.client.call("HGETALL", job.access.keys.states) == {}
+    session.pull()
+    session.state["epoch"] = 1
+    session.push(GRADIENT)
+    reject_last(then_commits=1)
+    assert job.states() == {"w0": {"done": 1}}
+    session.pull()
+    session.push(GRADIENT)
+    while aggregator.work() is not Outcome.IDLE:
+        pass
+    assert (job.clock(), job.states()) == ({"w0": 2}, {"w0": {"done": 1, "epoch": 1}})
+
+    session.state["epoch"] = 2
+    session.pull()
+    session.push(GRADIENT)
+    reject_last(then_commits=2)
+    again = job.join("w0", takeover=True)
+    assert (again.clock, again.state) == (2, {"done": 1, "epoch": 1})
+    again.pull()
+    again.push(GRADIENT)
+    while aggregator.work() is not Outcome.IDLE:
+        pass
+    assert (job.clock(), job.states()) == ({"w0": 3}, {"w0": {"done": 1, "epoch": 1}})
+    aggregator.release()
+
+
+@pytest.mark.contract
+def test_a_state_is_as_old_as_its_clock_where_a_later_contribution_is_committed_first(store: Store) -> None:
+    """Rounds of units: a unit of the open round comes back when its worker has pushed one of the next."""
+    settings: dict[str, Any] = {"staleness": 1, "units": 8, "units_per_round": 2}
+    job = store.create_job("job", PARAMS, **settings, **PATIENT)
+    gone, session = job.join("w1"), job.join("w0")
+    assert (session.next_unit(), gone.next_unit()) == (0, 1)
+    step(session)
+    assert session.next_unit() == 2
+    step(session)
+    gone.leave(finished=False)
+    assert session.next_unit() == 1
+    step(session)
+    with aggregating(job):
+        await_version(job, 1)
+    made = job.checkpoint()
+    assert made.clock["w0"] == 2
+    with store.restore_job(made, "again").join("w0") as back:
+        assert (back.clock, back.state) == (2, {"done": 2})
+    assert session.next_unit() == 3
+    step(session)
+    with aggregating(job):
+        await_version(job, 2)
+    assert job.states() == {"w0": {"done": 4}}
 
 
 @pytest.mark.contract

@@ -22,7 +22,7 @@ local committed = clock + tonumber(redis.call('HGET', keys.skip, worker) or '0')
 local pending = entry and entry.round - committed or 0
 local function answer()
   return { 'OK', entry.rank, entry.incarnation, entry.round, clock, pending, entry.residual or '', weight_sum(entry),
-    newest_state(worker, pending) }
+    newest_state(worker, entry.round, pending) }
 end
 
 if entry and entry.nonce == nonce then return answer() end
@@ -55,6 +55,7 @@ end
 local round = pending > 0 and entry.round or math.max(committed, due)
 
 local freed = entry and drop_unit(worker, entry)
+if entry then take_state(worker, entry.round + 1) end -- of what was rejected: it waits for the last incarnation's next
 local fresh = cjson.decode(process)
 -- w3 gets rank 3 if that is free and below `workers`, other ids the lowest free rank: so ids and ranks mostly agree.
 local rank = entry and entry.rank or tonumber(worker:match('^w(%d%d?%d?)$'))

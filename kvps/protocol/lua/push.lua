@@ -11,7 +11,7 @@
 --   mode: 'ask' to change nothing, and only say whether it was accepted before
 --   part: the part of the model that it is of, or '' for all of it; lacks: parameters without a gradient, as '0-3,7'
 --   traces: of earlier iterations of the worker, "field value field value ..." each
--- USES job log names numbers run_control time traces unit_rounds units weight_sums workers
+-- USES job log names numbers run_control states time traces unit_rounds units weight_sums workers
 -- Returns {ACK, clock, round, sum of the weights that were accepted from this worker, where rounds end by the clock, 1
 --     if a unit may be had at once, else 0} | {LATE, version}: dropped
 --     | {DUPLICATE, version}: another worker has pushed its unit before, and that counts | {NEW} (to 'ask') | {FULL, pending}
@@ -68,10 +68,10 @@ local clock = tonumber(redis.call('HGET', keys.clock, worker) or '0')
 local pending = entry.round - clock - tonumber(redis.call('HGET', keys.skip, worker) or '0')
 if pending >= whole(max_pending) then return { 'FULL', pending } end
 
--- In BSP with a quorum a round belongs to the job: this worker skips those that were made without it. It does so when
--- nothing of it waits, because a skip would count as committed before what waits is.
+-- In BSP with a quorum this worker skips the rounds made without it, unless something waits: a skip would commit that.
 local missed = staleness == '0' and quorum ~= '0' and pending == 0 and base - entry.round or 0
 if missed > 0 then
+  move_state(worker, entry.round + 1, base + 1)
   entry.round = base
   redis.call('HINCRBY', keys.skip, worker, missed)
   redis.call('ZINCRBY', keys.rounds, missed, worker)
@@ -91,7 +91,7 @@ if rounds then
 end
 redis.call('XADD', keys.inbox, '*', unpack(fields))
 entry.unit, entry.residual = nil, nil
-if state ~= '' then redis.call('HSET', keys.states, worker .. ' ' .. incarnation .. ':' .. digits(seq), state) end
+if state ~= '' then redis.call('HSET', keys.states, waiting(worker, entry.round), state) end
 write_worker(worker, entry)
 redis.call('ZADD', keys.heartbeat, now, worker)
 redis.call('ZADD', keys.pushed, round, worker)

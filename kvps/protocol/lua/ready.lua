@@ -45,8 +45,10 @@ end
 -- Plan and shards are logged letter by letter as they are hashed, so that anyone can hash them again.
 local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, ',')
 local plan, lowest = cjson.decode(text), lowest_round()
-local done, highest = end_rounds(plan.contributions, keys.clock, tonumber(furthest))
-local given_back, furthest_now = end_rounds(plan.rejected, keys.skip, highest)
+local given_back, highest, before_rejected = end_rounds(plan.rejected, keys.skip, tonumber(furthest))
+pass_states_on(plan.rejected, before_rejected, version)
+local done, furthest_now, before_done = end_rounds(plan.contributions, keys.clock, highest)
+commit_states(plan.contributions, before_done, version)
 local staleness, max_pending, quorum, units = unpack(redis.call('HMGET', keys.config,
   'staleness', 'max_pending', 'quorum', 'units'))
 local in_unit_rounds = unit_rounds(units, staleness) ~= nil
@@ -65,7 +67,6 @@ else
   local ms, number = through:match('^(%d+)-(%d+)$')
   redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- this plan takes the oldest entries
 end
-commit_states(plan.contributions)
 redis.call('DEL', keys.plan, keys.ready)
 local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
 local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now) }

@@ -10,7 +10,7 @@
 -- USES job log numbers plans replies rounds states turns unit_rounds units
 -- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
-local refused = read_job(job)
+local refused, version = read_job(job, 'version')
 if refused then return refused end
 local present_term = redis.call('GET', keys.term) or ''
 if present_term ~= term then return { 'TERM', present_term } end
@@ -24,10 +24,10 @@ if not place then return { 'PLAN' } end
 
 redis.call('DEL', keys.ready) -- allowed when memory is full, and lets the script write
 local author, unit = author_and_unit(contribution)
-drop_state(contribution)
 if damaged == '1' and read_unit_rounds() then
   redis.call('DEL', keys.plan)
-  end_rounds({ contribution }, keys.skip, 0)
+  local _, _, done = end_rounds({ contribution }, keys.skip, 0)
+  pass_states_on({ contribution }, done, version)
   withdraw(author, unit)
   wake(lowest_round())
 else

@@ -3,10 +3,10 @@
 -- USES numbers plans
 
 -- Ends the round of each contribution, and counts it in a hash: the clock, or skip if it was rejected. A worker that
--- was draining, and whose last round this was, is gone. Returns the units, and the highest round, or `furthest` if that
--- is higher.
+-- was draining, and whose last round this was, is gone. Returns the units; the highest round, or `furthest` if that is
+-- higher; and the last round of each worker before these.
 local function end_rounds(contributions, hash, furthest)
-  local workers, ended, units = {}, {}, {}
+  local workers, ended, units, done = {}, {}, {}, {}
   for _, contribution in ipairs(contributions) do
     local worker, unit = author_and_unit(contribution)
     if not ended[worker] then workers[#workers + 1] = worker end
@@ -21,7 +21,8 @@ local function end_rounds(contributions, hash, furthest)
     local new_counts, new_rounds, gone = {}, {}, {}
     for i = 1, #counts do
       local worker = workers[first + i - 1]
-      local round = tonumber(rounds[i] or '0') + ended[worker]
+      done[worker] = tonumber(rounds[i] or '0')
+      local round = done[worker] + ended[worker]
       new_counts[2 * i - 1], new_counts[2 * i] = worker, digits(tonumber(counts[i] or '0') + ended[worker])
       new_rounds[2 * i - 1], new_rounds[2 * i] = round, worker
       if drained[i] and round >= tonumber(drained[i]) then gone[#gone + 1] = worker end
@@ -34,5 +35,5 @@ local function end_rounds(contributions, hash, furthest)
       redis.call('ZREM', keys.draining, unpack(gone))
     end
   end
-  return units, furthest
+  return units, furthest, done
 end

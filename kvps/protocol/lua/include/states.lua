@@ -1,53 +1,72 @@
 -- states: what the user of a worker keeps beside the weights, as JSON. The hash `states` has, for each worker, the
--- committed state in the field "w0", and the one before it in "before:w0", both behind the incarnation and sequence
--- number of the contribution with which they came: '2-af31:7 {"epoch": 1}'. The field "w0 2-af31:8" has the state that
--- came with a contribution that waits.
+-- committed state in the field "w0", and the one before it in "before:w0", both behind the version that made it the
+-- committed one: '12 {"epoch": 1}'. The field "w0 8" has a state that waits: it came with the contribution of that round.
+-- USES numbers
+local function waiting(worker, round) return worker .. ' ' .. digits(round) end
 
--- Returns whether a contribution, "<incarnation>:<seq>", is newer than another one of its worker, or than none.
-local function is_newer(mark, than)
-  local incarnation, seq = mark:match('^(%d+)[^:]*:(%d+)')
-  local other, other_seq = (than or ''):match('^(%d+)[^:]*:(%d+)')
-  incarnation, other = tonumber(incarnation or '0'), tonumber(other or '0')
-  return incarnation > other or (incarnation == other and tonumber(seq or '0') > tonumber(other_seq or '0'))
+local function take_state(worker, round)
+  local field = waiting(worker, round)
+  local state = redis.call('HGET', keys.states, field)
+  if state then redis.call('HDEL', keys.states, field) end
+  return state
 end
 
--- Returns the worker of a contribution, which of its contributions it is, and the field of the state that came with it.
-local function marked(contribution)
-  local worker, incarnation, seq = contribution:match('^(%S+) (%S+) (%S+)')
-  local mark = incarnation .. ':' .. seq
-  return worker, mark, worker .. ' ' .. mark
+-- Moves a state that waits to another round, unless one waits there.
+local function move_state(worker, from, to)
+  local state = take_state(worker, from)
+  if state then redis.call('HSETNX', keys.states, waiting(worker, to), state) end
 end
 
-local function drop_state(contribution)
-  local _, _, field = marked(contribution)
-  redis.call('HDEL', keys.states, field)
+local function set_state(worker, state, version)
+  local before = redis.call('HGET', keys.states, worker) or ''
+  redis.call('HSET', keys.states, 'before:' .. worker, before, worker, version .. ' ' .. state)
 end
 
 -- Makes the states that came with contributions the committed ones of their workers. In rounds of units, a worker's later
--- contribution may be committed first; then its state stays.
-local function commit_states(contributions)
+-- contribution may be committed before an earlier one. So each takes what waits longest: the committed state is the one
+-- that the worker had with as many contributions as its clock counts. `done` has each worker's last round before these.
+local function commit_states(contributions, done, version)
   if redis.call('EXISTS', keys.states) == 0 then return end
   local newest = {}
   for _, contribution in ipairs(contributions) do
-    local worker, mark, field = marked(contribution)
-    local state = redis.call('HGET', keys.states, field)
-    if state then
-      redis.call('HDEL', keys.states, field)
-      if is_newer(mark, newest[worker]) then newest[worker] = mark .. ' ' .. state end
-    end
+    local worker = contribution:match('^%S+')
+    done[worker] = done[worker] + 1
+    newest[worker] = take_state(worker, done[worker]) or newest[worker]
   end
-  for worker, state in pairs(newest) do
-    local committed = redis.call('HGET', keys.states, worker) or ''
-    if is_newer(state, committed) then redis.call('HSET', keys.states, 'before:' .. worker, committed, worker, state) end
+  for worker, state in pairs(newest) do set_state(worker, state, version) end
+end
+
+-- The state of a rejected contribution comes with the worker's next one, unless that has its own. The states of earlier
+-- ones that wait on wait for a later round, because the rejected one ends a round before them. If a later one of the
+-- worker is committed already, what it kept with that is as old as the clock now.
+local function pass_states_on(rejected, done, version)
+  if #rejected == 0 or redis.call('EXISTS', keys.states) == 0 then return end
+  local rounds = {}
+  for i, contribution in ipairs(rejected) do
+    local worker, round = contribution:match('^(%S+) %S+ %S+ (%S+)')
+    rounds[i] = { worker = worker, round = tonumber(round) }
+  end
+  table.sort(rounds, function(one, other) return one.round < other.round end)
+  for _, each in ipairs(rounds) do
+    local worker, round, ended = each.worker, each.round, done[each.worker] + 1
+    done[worker] = ended
+    if round < ended then
+      local state = take_state(worker, ended)
+      if state then set_state(worker, state, version) end
+    else
+      move_state(worker, round, round + 1)
+      for earlier = round - 1, ended, -1 do move_state(worker, earlier, earlier + 1) end
+    end
   end
 end
 
--- Returns the newest state of a worker, '' for none: of a contribution that waits, if there is one.
-local function newest_state(worker, pending)
-  local newest = redis.call('HGET', keys.states, worker) or ''
-  for _, field in ipairs(pending > 0 and redis.call('HKEYS', keys.states) or {}) do
-    local mark = field:sub(1, #worker + 1) == worker .. ' ' and field:sub(#worker + 2)
-    if mark and is_newer(mark, newest) then newest = mark .. ' ' .. redis.call('HGET', keys.states, field) end
+-- Returns the newest state of a worker that has pushed `round`, '' for none: of one of its contributions that wait, if
+-- there are any.
+local function newest_state(worker, round, pending)
+  if redis.call('EXISTS', keys.states) == 0 then return '' end
+  for waits = round, round - pending + 1, -1 do
+    local state = redis.call('HGET', keys.states, waiting(worker, waits))
+    if state then return state end
   end
-  return newest:match('^%S+ (.*)$') or ''
+  return (redis.call('HGET', keys.states, worker) or ''):match('^%S+ (.*)$') or ''
 end
