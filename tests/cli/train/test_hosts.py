@@ -18,6 +18,7 @@ from helpers.harness import model, plain_loop
 from helpers.waiting import awaited_job, eventually
 
 import kvps
+from kvps.protocol.keys import JobKeys
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
@@ -124,6 +125,14 @@ def test_a_host_that_is_killed_takes_its_place_again_and_any_host_stops_the_run_
     assert sum("job two: goes on at version" in text for text in printed) == 1
     check(lasting)
     assert "nothing is left to train" in kvps_run(*line(lasting, "--resume")).stderr
+
+
+@pytest.mark.parametrize("written", ["x", '{"by": "me", "nonce": "1", "workers": 4}'])
+def test_a_place_that_no_kvps_run_has_written_is_refused_in_one_line(lasting: kvps.Store, written: str) -> None:
+    lasting.client.call("SET", JobKeys("two").host(0), written, "EX", 600)
+    done = kvps_run(*line(lasting))
+    assert done.returncode == 1
+    assert re.match(r"kvps: error: the place of a host.* another version of kvps", done.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize(
