@@ -30,7 +30,6 @@ from kvps.config.specs import REPLICATED
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
 from kvps.connection.replica_reader import ReplicaReader
-from kvps.connection.sockets import connection_settings
 from kvps.connection.urls import redacted
 from kvps.errors import (
     CorruptData,
@@ -55,7 +54,7 @@ from kvps.protocol.scripts import JobScripts
 from kvps.server import private_server
 from kvps.transport import shared_memory
 from kvps.transport.access import JobAccess
-from kvps.transport.choice import is_local, with_transport
+from kvps.transport.choice import is_near, with_transport
 from kvps.transport.opening import open_transport
 
 log = logging.getLogger("kvps.store")
@@ -66,7 +65,6 @@ U = TypeVar("U")
 _URL_VARIABLE = "KVPS_REDIS_URL"
 _SETTLE_S = 1.0
 _ID_TRIES = 500
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def connect(
@@ -210,7 +208,7 @@ class Store:
         config = _decided(config, values)
         chunks = chunked(layout, arrays)
         job = self._make(name, config, layout, [("w", chunks)], None, id)
-        if format_of(config.gradient_format).lossy and self._is_near():
+        if format_of(config.gradient_format).lossy and is_near(self.client):
             log.warning(
                 "gradient_format %s is for slow links: with all workers on this host it costs computing and saves no "
                 "time, and fp32 is faster",
@@ -333,10 +331,6 @@ class Store:
             has = counted(attached.fewest, "replica")
             raise ServerUnfit(f"durability {config.durability}: each server at {where} has {has}")
         return asked
-
-    def _is_near(self) -> bool:
-        """Whether the server is on this host, and its URL does not show that other hosts use it."""
-        return is_local(self.client) or connection_settings(self.url).get("host") in _LOOPBACK
 
     def check_room(self, name: str, config: JobConfig, layout: Layout) -> int:
         """Return how many bytes of the server a job needs at its peak. Raises ServerFull if that exceeds its

@@ -77,6 +77,11 @@ class Child:
         """The signal that ended it, as "SIGKILL"; "" if none did, or if it was asked to leave."""
         return signal.Signals(-self.process.returncode).name if (self.code or 0) < 0 and not self.leaving else ""
 
+    @property
+    def kill(self) -> str:
+        """The signal that ended it and what sent that, as "SIGKILL, by fault injection"."""
+        return f"{self.signal}, by {self.killed_by}" if self.killed_by else self.signal
+
 
 class Line(NamedTuple):
     """One line that a child printed. It is a `result` if a user's program wrote it to stdout."""

@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 from kvps.config import JobConfig
 from kvps.errors import KvpsError
 from kvps.job import Job
-from kvps.machine import launcher, process
+from kvps.machine import launcher, memory, process
 from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import Member, State
 from kvps.store import Store
@@ -69,6 +69,7 @@ class Supervisor:
         self._job: Job | None = None
         self._care = care or Care()
         self._forgiven = 0
+        self._memory_kills = memory.kills()  # that happened before, or are told of a child
         self._stopping = False
         self._lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
         self._died = threading.Event()
@@ -121,7 +122,9 @@ class Supervisor:
         readers = [threading.Thread(target=self._read, args=(child, *pipe), daemon=True) for pipe in pipes]
         for reader in readers:
             reader.start()
-        popen.wait()
+        if popen.wait() == -signal.SIGKILL and not child.leaving and memory.kills() > self._memory_kills:
+            self._memory_kills += 1
+            child.killed_by = f"the kernel: {memory.ran_out()}"
         signal_group(popen, signal.SIGKILL)
         deadline = time.monotonic() + _LAST_WORDS_S
         for reader in readers:  # a descendant in its own session survives, and may hold a pipe for ever
@@ -200,8 +203,7 @@ class Supervisor:
 
     def _note(self, child: Child) -> str:
         """Remember how a child ended, and return it as a sentence without its full stop."""
-        by = f", by {child.killed_by}" if child.killed_by else ""
-        end = f"was killed ({child.signal}{by})" if child.signal else f"was evicted, and ended with code {child.code}"
+        end = f"was killed ({child.kill})" if child.signal else f"was evicted, and ended with code {child.code}"
         if child.retried or child.failed:
             end = f"ended with code {child.code}"
         if child.leaving:
@@ -231,7 +233,7 @@ class Supervisor:
         child.fruitless = child.fruitless + 1 if version == child.version else 0
         child.version = version
         if child.fruitless == _FRUITLESS and self._care.gives_up:
-            how = f"killed {_FRUITLESS} times in a row by signal {-child.process.returncode} ({child.signal})"
+            how = f"killed {_FRUITLESS} times in a row by signal {-child.process.returncode} ({child.kill})"
             raise KvpsError(
                 f"{f'job {job.name}' if job else 'the run'} ends: {child.name} was "
                 f"{how if child.signal else f'evicted {_FRUITLESS} times in a row'} before anything was committed"

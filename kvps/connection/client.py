@@ -46,7 +46,7 @@ from kvps.connection.server_info import EXPIRING_KEY, check_fit, greeting_as_inf
 from kvps.connection.slots import keys_of
 from kvps.connection.sockets import CONNECTION_CUT, ArrayPool, ClientRefused, Put, ReplyCut, Stored, connection_settings
 from kvps.connection.urls import redacted
-from kvps.errors import KvpsError, NoServer, ServerError, ServerLost, ServerUnfit
+from kvps.errors import KvpsError, NoServer, ServerError, ServerLost, ServerUnfit, counted
 from kvps.machine.fork import ProcessOwner
 from kvps.parsing import bytes_text
 
@@ -338,7 +338,7 @@ class Client(Queries):
     def _repeat(self, run: Callable[[], _T], cuts: bool = True, room: bool = True) -> _T:
         """Run until it is answered: again after cuts, and when the server may answer later, as with a full memory."""
         self.owner.check()
-        retries, replies_cut = self.retries(), 0
+        retries, cut, replies_cut = self.retries(), 0, 0
         while True:
             try:
                 reply = run()
@@ -347,8 +347,8 @@ class Client(Queries):
             except (AuthenticationError, AuthorizationError) as error:
                 raise NoServer(f"{self._where} refuses the login: {error}") from None
             except CONNECTION_CUT as error:
-                replies_cut += isinstance(error, ReplyCut)
-                self._check_usable(replies_cut)
+                cut, replies_cut = cut + 1, replies_cut + isinstance(error, ReplyCut)
+                self._check_usable(cut, replies_cut)
                 if not cuts:
                     raise
                 if not retries.pause(partial(self._reason, error), isinstance(error, BusyLoadingError)):
@@ -364,8 +364,9 @@ class Client(Queries):
                     raise
                 raise self._closed_here() from None
 
-    def _check_usable(self, replies_cut: int) -> None:
-        """Raise ServerLost after a cut that no further try can mend, ServerUnfit if the server's limit cuts replies."""
+    def _check_usable(self, cut: int, replies_cut: int) -> None:
+        """Raise ServerLost after a cut that no further try can mend, ServerUnfit if a limit of the server cuts its
+        clients off. `cut` says how many connections in a row were cut."""
         if self._arrays.closed:
             raise self._closed_here() from None
         if why := self._why_lost(self.url):
@@ -375,6 +376,19 @@ class Client(Queries):
                 f"{self._where} cuts off clients with more than {bytes_text(limit)} still to read, and a reply here is "
                 f"larger: CONFIG SET client-output-buffer-limit 'normal 0 0 0'"
             ) from None
+        if cut == _CUTS and (why := self.clients_evicted()):
+            raise ServerUnfit(why) from None
+
+    def clients_evicted(self) -> str:
+        """Return that the server cuts its clients off because all of them together use much memory, and what to do; ""
+        if it never did, or does not say."""
+        with suppress(RedisError, ValueError, AttributeError):
+            if evicted := int(self._once("INFO", "stats").get("evicted_clients", 0)):
+                return (
+                    f"{self._where} has cut off {counted(evicted, 'client')}, for all of them together had more to "
+                    f"read and to write than its maxmemory-clients: CONFIG SET maxmemory-clients 0"
+                )
+        return ""
 
     def _closed_here(self) -> ServerLost:
         return ServerLost(f"the connection to {self._where} was closed here")

@@ -60,6 +60,8 @@ def of_server(info: Mapping[str, Any], config: Mapping[str, str] | None) -> Iter
         )
     else:
         yield _reply_buffers(config)
+        if (share := config.get("maxmemory-clients", "0")) != "0":
+            yield _client_memory(share, int(info.get("maxmemory", 0)))
         yield _script_time(config)
 
 
@@ -145,6 +147,16 @@ def _reply_buffers(config: Mapping[str, str]) -> Finding:
         return Finding("reply buffers", OK, limit)
     verdict = WRONG if least < _READ_AT_ONCE else ADVICE
     return Finding("reply buffers", verdict, limit, "client-output-buffer-limit normal 0 0 0")
+
+
+def _client_memory(share: str, maxmemory: int) -> Finding:
+    """The finding about a limit for all clients together, in bytes or as a part of maxmemory."""
+    most = maxmemory * int(share.removesuffix("%")) // 100 if share.endswith("%") else int(share)
+    if not most:
+        return Finding("client memory", OK, f"maxmemory-clients {share} of no maxmemory is no limit")
+    limit = f"maxmemory-clients: the server cuts clients off when all together have {bytes_text(most)} in its buffers"
+    verdict = WRONG if most < _READ_AT_ONCE else ADVICE
+    return Finding("client memory", verdict, limit, "maxmemory-clients 0")
 
 
 def _script_time(config: Mapping[str, str]) -> Finding:

@@ -32,7 +32,7 @@ from kvps.connection.server_errors import too_many_clients
 from kvps.connection.slots import Address
 from kvps.connection.sockets import KINDS, ClientRefused, client_name, connection_settings, counts_as_user
 from kvps.errors import NoServer, ServerUnfit
-from kvps.machine import process
+from kvps.machine import memory, process
 from kvps.machine.address import host_and_port, outward_address
 from kvps.machine.files import make_directory, private
 from kvps.machine.paths import runtime_dir, server_program, socket_path
@@ -42,7 +42,7 @@ from kvps.transport.shared_memory import folder_of, forget
 
 _REPLY_S = 2.0
 _NOTE, _LOCK = "url", "lock"  # files beside the socket
-_STAYS = "stays="
+_STAYS, _KILLS = "stays", "kills"
 _JOINING = "kvps"  # the user for TCP
 _LISTEN = "--listen wants HOST:PORT, as in 0.0.0.0:6400"
 _EVERYWHERE = {"0.0.0.0": socket.AF_INET, "*": socket.AF_INET, "::": socket.AF_INET6}  # hosts of --listen: their family
@@ -53,7 +53,7 @@ class Server:
     """A private server. `guard` is the process that ends it when it is not used; None if it was running already.
 
     `lasting` says that `start` started it, and `keeps` that it keeps its data. `stays_s` is for how many seconds it may
-    stay after its last use.
+    stay after its last use. `kills` is how many processes the kernel had killed for want of memory before it began.
     """
 
     url: str
@@ -61,6 +61,7 @@ class Server:
     lasting: bool = False
     keeps: bool = False
     stays_s: float = 0.0
+    kills: int = 0
     users: int = 1  # in this process
     _starter: int = field(default_factory=os.getpid)
 
@@ -207,7 +208,11 @@ def why_lost(url: str) -> str:
     noted = _noted(Path(path).parent)
     if noted is None or noted.keeps or connection_settings(noted.url)["path"] != path or _listens(url):
         return ""
-    return "the private server has ended, by kvps server stop or by a signal, and its jobs with it: start this again"
+    short = f" ({memory.ran_out()} since it was started)" if memory.kills() > noted.kills else ""
+    return (
+        f"the private server has ended, by kvps server stop or by a signal{short}, and its jobs with it: start this "
+        f"again"
+    )
 
 
 def join_line(url: str, listen: str) -> str:
@@ -267,7 +272,8 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool, stays_s: fl
     except OSError as error:
         raise NoServer(f"the private server could not be started: {error}") from None
     words = [word for word, holds in (("lasting", lasting), ("keeps", data_dir)) if holds]
-    words += [f"{_STAYS}{stays_s:g}"] if stays_s else []
+    words += [f"{_STAYS}={stays_s:g}"] if stays_s else []
+    words += [f"{_KILLS}={memory.kills()}"]
     try:
         _until(lambda: _answers(url, loading=False), "it does not answer", child, log, LOAD_S if data_dir else START_S)
         _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
@@ -307,8 +313,9 @@ def _noted(folder: Path) -> Server | None:
         url, _, words = (folder / _NOTE).read_text().partition("\n")
     except OSError:
         return None
-    stays_s = sum(float(word.removeprefix(_STAYS)) for word in words.split() if word.startswith(_STAYS))
-    return Server(url, lasting="lasting" in words.split(), keeps="keeps" in words.split(), stays_s=stays_s)
+    said = {name: value for name, _, value in (word.partition("=") for word in words.split())}
+    stays_s, kills = float(said.get(_STAYS, 0)), int(said.get(_KILLS, 0))
+    return Server(url, lasting="lasting" in said, keeps="keeps" in said, stays_s=stays_s, kills=kills)
 
 
 def _own_directory(path: Path) -> Path:

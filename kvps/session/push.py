@@ -282,9 +282,10 @@ class Push:
             if upload.chunks.missing < missing:
                 retries.progress()
             if not retries.pause(lambda: "no chunk of a gradient arrives"):
+                advice = self._access.client.clients_evicted() or "check the network in between"
                 raise ServerLost(
                     f"{self._stuck(upload, upload.chunks.missing, cut)}; for {retries.lasted} small requests "
-                    f"passed and no chunk did: check the network in between, then push the same gradients again"
+                    f"passed and no chunk did: {advice}, then push the same gradients again"
                 )
 
     def _ask(self) -> Accepted | None:

@@ -9,6 +9,7 @@ from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.connection.client import Client
+from kvps.connection.sockets import connection_settings
 from kvps.errors import CorruptData, InvalidSetting, ServerFull, ServerUnfit
 from kvps.parsing import bytes_text
 from kvps.protocol.keys import MEMORY
@@ -18,6 +19,7 @@ from kvps.transport.memory_identity import Memory
 log = logging.getLogger("kvps.store")
 
 _WORTH_SHARING = 1 << 20  # bytes; a round of a smaller model costs only calls to Redis, and these remain
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MORE_ROOM = "make room there (in a container: docker run --shm-size), or choose transport 'redis'"
 
 
@@ -89,6 +91,11 @@ def _memories(client: Client) -> tuple[str, str]:
 def is_local(client: Client) -> bool:
     """Return whether the server can be reached from this host only."""
     return client.url.startswith("unix:") and not client.port()
+
+
+def is_near(client: Client) -> bool:
+    """Return whether the server is on this host, and its URL does not show that other hosts use it."""
+    return is_local(client) or connection_settings(client.url).get("host") in _LOOPBACK
 
 
 def _shared_bytes(config: JobConfig, layout: Layout) -> int:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.control_groups import control_group
 from helpers.waiting import eventually
 
 import kvps
@@ -56,3 +60,27 @@ def test_an_eviction_and_a_failover_without_a_death_say_why(lasting: kvps.Store,
         for stopped in (worker, holder):
             os.kill(stopped, signal.SIGCONT)
     assert running.end() == 128 + signal.SIGTERM
+
+
+def test_who_is_killed_because_memory_ran_out_is_told_so(home: Path) -> None:
+    """Copies that need more than their container has. Before, the last line spoke of signal 9 alone."""
+    with control_group(600_000_000) as enters:
+        copy = ["--", "sh", "-c", f"exec {sys.executable} -S -c 'bytearray(2 << 30)'"]
+        done = subprocess.run(
+            [*enters, sys.executable, "-m", "kvps", "run", "-w", "1", *copy], capture_output=True, text=True
+        )
+    killed = r"SIGKILL, by the kernel: the 600.0 MB of memory of this container ran out"
+    assert re.search(rf"^w0 \(process \d+\) was killed \({killed}\): started again as process", done.stderr, re.M)
+    last = rf"kvps: error: the run ends: w0 was killed 5 times in a row by signal 9 \({killed}\) before anything .*"
+    assert re.fullmatch(last, done.stderr.splitlines()[-1])
+    assert done.returncode == 1
+
+
+def test_a_server_that_is_killed_because_memory_ran_out_says_so(home: Path) -> None:
+    code = (
+        "import kvps\nwith kvps.connect() as store:\n for i in range(999): store.client.call('SET', i, 'x' * (9 << 20))"
+    )
+    with control_group(300_000_000) as enters:
+        done = subprocess.run([*enters, sys.executable, "-c", code], capture_output=True, text=True)
+    said = "by a signal (the 300.0 MB of memory of this container ran out since it was started), and its jobs with it"
+    assert said in done.stderr

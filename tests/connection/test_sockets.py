@@ -309,6 +309,20 @@ def test_a_limit_that_cuts_replies_is_named() -> None:
         assert (looked.exit_code, "client-output-buffer-limit" in looked.stdout) == (1, True)
 
 
+def test_a_limit_for_all_clients_is_named() -> None:
+    """The server closes the connections of those with the most to read, or that write the most."""
+    with running_server() as url, kvps.connect(url) as store:
+        store.client.call("RPUSH", "long", *["x" * (1 << 19)] * 6)
+        if not store.client.call("CONFIG", "GET", "maxmemory-clients"):
+            pytest.skip("this server is older than that limit")
+        store.client.call("CONFIG", "SET", "maxmemory-clients", "1mb")
+        says = pytest.raises(kvps.ServerUnfit, match=r"has cut off \d+ clients?, .*: CONFIG SET maxmemory-clients 0$")
+        with says:
+            store.client.call("LRANGE", "long", 0, -1)
+        with says:
+            store.create_job("j", {"a": np.zeros(1_000_000, np.float32)}, transport="redis")
+
+
 @pytest.mark.contract
 def test_a_client_that_was_closed_connects_no_more(server_url: str) -> None:
     """A heartbeat's thread would otherwise keep a worker alive whose process has closed its store."""

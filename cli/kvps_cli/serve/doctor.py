@@ -16,18 +16,27 @@ from kvps.connection.client import Client
 from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, LogSize, of_clock, of_latency, of_logs, of_server
 from kvps.device.base import open_device
 from kvps.errors import KvpsError, NotPermitted, ServerFull, ServerUnfit, counted
+from kvps.machine.memory import Memory, overcommits
 from kvps.optim import Adam
 from kvps.parsing import bytes_text
 from kvps.protocol.keys import JobKeys
 from kvps.store import Store
 from kvps.transport import shared_memory
+from kvps.transport.choice import is_near
 from kvps_cli import connect, options
 from kvps_cli.output import print_json
 from kvps_cli.tables import plain_console
 
 _SECTIONS = ("server", "memory", "persistence", "clients", "replication", "stats")
 _ASKED = 100  # short requests whose times are taken
-_SETTINGS = ("save", "maxclients", "client-output-buffer-limit", "busy-reply-threshold", "lua-time-limit")
+_SETTINGS = (
+    "save",
+    "maxclients",
+    "client-output-buffer-limit",
+    "maxmemory-clients",
+    "busy-reply-threshold",
+    "lua-time-limit",
+)
 _MARKS = {OK: "ok", ADVICE: "advice", WRONG: "WRONG"}
 _NEWEST = 200  # entries of a log that its rate is taken from
 _STILL_S = 60.0
@@ -75,6 +84,13 @@ def _server(store: Store) -> Iterator[Finding]:
         yield from (finding._replace(about=finding.about + where) for finding in findings)
     yield _replicas(store.client)
     yield from _logs(store)
+    if is_near(store.client) and _forks(store.client) and not overcommits():
+        yield Finding(
+            "overcommit",
+            ADVICE,
+            "vm.overcommit_memory is not 1: with little memory left, the server cannot fork to write its file",
+            "sysctl vm.overcommit_memory=1",
+        )
     yield _user(store.client)
     yield of_latency([_seconds(store.client) for _ in range(_ASKED)])
     yield _clock(store.client)
@@ -175,7 +191,22 @@ def _room(store: Store, model: float | None, workers: int) -> Iterator[Finding]:
     except ServerFull as full:
         yield Finding(about, WRONG, str(full).partition(": ")[0], "raise maxmemory, remove jobs, or have fewer workers")
         return
-    yield Finding(about, OK, f"at most {bytes_text(needs)} for {counted(workers, 'worker')} and Adam")
+    found, memory = f"at most {bytes_text(needs)} for {counted(workers, 'worker')} and Adam", Memory.here()
+    if not memory or not is_near(store.client):
+        yield Finding(about, OK, found)
+        return
+    if _forks(store.client):
+        needs = 2 * needs + store.client.memory()[0]  # all that it has is copied if all is written meanwhile
+        found += f", {bytes_text(needs)} while a fork of the server writes its file anew"
+    remedy = "" if needs <= memory.free else "make or give it more room, have fewer workers, or keep nothing on disk"
+    yield Finding(about, WRONG if remedy else OK, f"{found}; {memory}", remedy)
+
+
+def _forks(client: Client) -> bool:
+    """Return whether a server writes its data to a disk, which a fork of it does."""
+    return not client.is_cluster and (
+        str(_info(client).get("aof_enabled")) == "1" or bool((_config(client) or {}).get("save", "").strip())
+    )
 
 
 def _room_for(model: float) -> str:
@@ -183,9 +214,11 @@ def _room_for(model: float) -> str:
 
 
 def _machine() -> Iterator[Finding]:
+    if memory := Memory.here():
+        yield Finding("machine", OK, str(memory))
     if not shared_memory.available():
         yield Finding("shared memory", OK, "this machine has none: arrays go through Redis")
-    elif (free := shared_memory.free_bytes()) < 64 * _MB:
+    elif (free := min(shared_memory.free_bytes(), memory.free if memory else 1 << 62)) < 64 * _MB:
         yield Finding(
             "shared memory",
             ADVICE,

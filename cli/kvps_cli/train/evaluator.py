@@ -130,7 +130,7 @@ class EvaluatorProcess:
                 newest = job.evaluation() if job else None
                 if newest and newest.version > last:
                     left, last = _AGAIN, newest.version
-            end = f"was killed ({self._child.signal})" if self._child.signal else f"failed (code {self._child.code})"
+            end = f"was killed ({self._child.kill})" if self._child.signal else f"failed (code {self._child.code})"
             if not left:
                 log.error("%s %s again: the training goes on without evaluations", self._child, end)
                 break

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.commands import kvps_run
+from helpers.control_groups import control_group
 from helpers.harness import aggregating, await_version, model, work_on
+from helpers.servers import running_server
 
 import kvps
 from kvps.store import Store
@@ -108,3 +113,20 @@ def test_a_server_that_every_other_command_refuses_is_looked_at(store: Store) ->
         assert all(about(findings, what) for what in wanted)
     finally:
         store.client.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--appendonly", "yes"]])
+def test_room_is_that_of_the_container(options: list[str]) -> None:
+    """Here of 400 MB. A server that keeps a file needs all of its memory again while a fork writes that file anew."""
+    with control_group(400_000_000) as enters, running_server(*options) as url:
+        command = [*enters, sys.executable, "-m", "kvps", "doctor", "--json", "--model", "20", "--redis", url]
+        done = subprocess.run(command, capture_output=True, text=True)
+    findings = json.loads(done.stdout)
+    room = about(findings, "room for 20 MB")
+    assert (done.returncode, room["verdict"]) == (1, "wrong")
+    assert room["found"].endswith(" of 400.0 MB free in this container"), room
+    assert ("while a fork of the server writes" in room["found"]) == bool(options)
+    overcommits = Path("/proc/sys/vm/overcommit_memory").read_text() == "1\n"
+    warned = any(finding["about"] == "overcommit" for finding in findings)
+    assert warned == (bool(options) and not overcommits)
