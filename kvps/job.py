@@ -165,11 +165,7 @@ class Job:
         """
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
-        transport = self.find_transport()
-        transport.check_here(
-            ", which this process does not see: work there, where its aggregator runs (a container may have a /dev/shm "
-            "of its own), or create the job with --transport redis"
-        )
+        transport = self._find_memory()
         if self.config.launched_by == launcher.own() and launcher.evaluates():
             raise UsageError(
                 "this process evaluates the job, and is no worker of it: have @worker.evaluates(job) before the job is "
@@ -188,6 +184,24 @@ class Job:
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
         session = self._joined[threading.get_ident()] = Session(self.access, worker, joined, device, prefetch)
         return session
+
+    def _find_memory(self) -> Transport:
+        """Return the transport once this process sees its memory. If that is lost, wait until an aggregator has begun
+        anew with what Redis has. Raises UsageError, ServerUnfit."""
+        retries = self.access.client.retries()
+        while (transport := self.find_transport()).seen and not transport.here:
+            if not retries.pause(
+                lambda: f"the shared memory of job {self.name!r} is lost, and no aggregator serves it"
+            ):
+                raise UsageError(
+                    f"the shared memory of job {self.name!r} is lost, and for {retries.lasted} no aggregator has begun "
+                    f"anew with what Redis has: kvps aggregator start --job {self.name}"
+                )
+        transport.check_here(
+            ", which this process does not see: work there, where its aggregator runs (a container may have a /dev/shm "
+            "of its own), or create the job with --transport redis"
+        )
+        return transport
 
     def _checked_id(self, worker: str) -> str:
         """Return the id of a worker that joins. One that begins with - can only be of a worker that the job has."""

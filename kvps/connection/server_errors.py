@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from redis.exceptions import (
     AskError,
@@ -84,7 +85,11 @@ def no_server(url: str, error: Exception) -> NoServer:
             f"{where} does not prove that it is this server ({untrusted[1]}): it needs a valid certificate for the "
             f"host name in the URL, of an authority that this machine or --tls-ca ({CA}) trusts"
         )
-    advice = "start it, or check the URL"
+    advice, path = "start it, or check the URL", connection_settings(url).get("path")
+    if path and not Path(path).parent.is_dir():
+        advice = (
+            f"{Path(path).parent} is not there. If it was deleted, who is connected goes on, but nobody else can join"
+        )
     if over_tls(url) and "ssl_certfile" not in connection_settings(url):
         advice += f"; if it asks for a client certificate, name one with --tls-cert ({CERTIFICATE})"
     return NoServer(f"no Redis server answers at {where} ({why}): {advice}")

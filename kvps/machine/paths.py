@@ -18,17 +18,13 @@ _SOCKET_PATH_MAX = 100  # sun_path holds 104 to 108 bytes
 
 
 def runtime_dir() -> Path:
-    """Return the directory of socket, log and lock: $KVPS_RUNTIME_DIR, or kvps in $XDG_RUNTIME_DIR, or one below /tmp.
+    """Return the directory of socket, log and lock: $KVPS_RUNTIME_DIR, or one below /tmp. It outlives a logout, which
+    deletes $XDG_RUNTIME_DIR: training goes on, and must be found.
 
     It is made with mode 0700. Raises ServerUnfit if it is another user's or open to others.
     """
-    named, session = os.environ.get("KVPS_RUNTIME_DIR"), os.environ.get("XDG_RUNTIME_DIR")
-    if named:
-        path = Path(named).absolute()
-    elif session and os.access(session, os.W_OK):
-        path = Path(session) / "kvps"
-    else:
-        path = Path(tempfile.gettempdir()) / f"kvps-{os.getuid()}"
+    named = os.environ.get("KVPS_RUNTIME_DIR")
+    path = Path(named).absolute() if named else Path(tempfile.gettempdir()) / f"kvps-{os.getuid()}"
     private_directory(path, ", or set KVPS_RUNTIME_DIR to another")
     if len(str(socket_path(path))) > _SOCKET_PATH_MAX:
         raise ServerUnfit(f"{path} is too long a path for a Unix socket: set KVPS_RUNTIME_DIR to a shorter one")

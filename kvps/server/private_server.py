@@ -267,19 +267,25 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool, stays_s: fl
     guard += [str(socket_path(folder)), str(folder / _LOCK), f"{stays_s:g}"]
     # The shared memory of a server that keeps nothing is of no use without it: the guard deletes it.
     command = [binary, "-"] if lasting else guard + ([] if data_dir else [str(folder_of(url))])
-    try:
-        child = launched(command, settings, log, guarded=not lasting)
-    except OSError as error:
-        raise NoServer(f"the private server could not be started: {error}") from None
     words = [word for word, holds in (("lasting", lasting), ("keeps", data_dir)) if holds]
     words += [f"{_STAYS}={stays_s:g}"] if stays_s else []
     words += [f"{_KILLS}={memory.kills()}"]
-    try:
-        _until(lambda: _answers(url, loading=False), "it does not answer", child, log, LOAD_S if data_dir else START_S)
-        _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
-    except BaseException:
-        _end(child)
-        raise
+    patience_s = LOAD_S if data_dir else START_S
+    # Redis 7.0 that was killed while it wrote its file anew refuses its next start, and no other one.
+    for last in (False, True) if data_dir else (True,):
+        try:
+            child = launched(command, settings, log, guarded=not lasting)
+        except OSError as error:
+            raise NoServer(f"the private server could not be started: {error}") from None
+        try:
+            _until(lambda: _answers(url, loading=False), "it does not answer", child, log, patience_s)
+            _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
+            break
+        except BaseException as error:
+            refused = isinstance(error, NoServer) and child.poll() is not None
+            _end(child)
+            if last or not refused:
+                raise
     return Server(url, None if lasting else child, lasting, bool(data_dir), stays_s)
 
 

@@ -80,19 +80,21 @@ def _await_unused(events: "queue.SimpleQueue[str]", lock: str, address: str, pas
     while True:
         try:
             held = os.open(lock, os.O_WRONLY | os.O_CREAT, 0o600)
-        except OSError:  # the directory is gone, so no process can find the server
-            return
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # a process is about to connect
-            used_at = time.monotonic()
-        else:
-            before, looked = looked, os.fstat(held).st_mtime_ns  # a process that looks for the server touches it
-            if before not in (None, looked) or _is_used(address, password):
-                used_at = time.monotonic()
-            elif time.monotonic() - used_at >= stays_s:
+        except OSError:  # the directory is gone, so no other process can find the server
+            if not _has_clients(address):
                 return
-        os.close(held)
+        else:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # a process is about to connect
+                used_at = time.monotonic()
+            else:
+                before, looked = looked, os.fstat(held).st_mtime_ns  # a process that looks for the server touches it
+                if before not in (None, looked) or _is_used(address, password):
+                    used_at = time.monotonic()
+                elif time.monotonic() - used_at >= stays_s:
+                    return
+            os.close(held)
         with suppress(queue.Empty):
             if events.get(timeout=min(max(_LOOK_AGAIN_S, stays_s / 10), _LOOK_AT_LEAST_S)) == _END:
                 return
@@ -108,11 +110,20 @@ def _is_used(address: str, password: bytes) -> bool:
             client.sendall(b"AUTH %b\r\n%b" % (password, asked) if password else asked)
             reply = b"".join(iter(lambda: client.recv(1 << 16), b""))
     except (FileNotFoundError, ConnectionRefusedError):
-        return False
+        return _has_clients(address)
     except OSError:
         return True
     listed = b" addr=" in reply
     return bool(_USER.search(reply)) if listed else not _NOT_OURS.match(reply)
+
+
+def _has_clients(address: str) -> bool:
+    """Return whether processes are connected to a socket, also if it was deleted since. Only Linux says so."""
+    try:
+        with open("/proc/net/unix", errors="replace") as sockets:
+            return any(line.rstrip("\n").endswith(f" {address}") and line.split()[5] == "03" for line in sockets)
+    except OSError:
+        return False
 
 
 def _then(wait: Callable[[], object], events: "queue.SimpleQueue[str]", word: str) -> None:

@@ -18,6 +18,7 @@ from kvps_cli.serve.server import client_arguments
 
 import kvps
 from kvps.machine.address import outward_address
+from kvps.machine.paths import runtime_dir, server_program
 from kvps.server import private_server
 from kvps.store import Store
 
@@ -117,6 +118,28 @@ def test_a_server_program_that_is_none(home: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("KVPS_SERVER", str(home / "text"))
     with pytest.raises(kvps.NoServer, match="Exec format error"):
         begin()
+
+
+def test_a_logout_does_not_take_the_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVPS_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert tmp_path not in runtime_dir().parents
+
+
+def test_a_server_with_data_that_refuses_one_start_is_started_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Redis 7.0.15 does that was killed while it wrote its append-only file anew."""
+    program, mark = home / "server", home / "refused"
+    once = f"[ -e {mark} ] || {{ touch {mark}; exit 1; }}"
+    program.write_text(f'#!/bin/sh\n{once}\nexec {server_program()} "$@"\n')
+    program.chmod(0o700)
+    monkeypatch.setenv("KVPS_SERVER", str(program))
+    with kvps.connect(data_dir=home / "data") as store:
+        assert store.jobs() == []
+    mark.unlink()
+    with pytest.raises(kvps.NoServer, match="could not be started"):
+        kvps.connect()
 
 
 def test_a_relative_runtime_directory(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

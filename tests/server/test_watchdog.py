@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from helpers.servers import free_port
 from helpers.waiting import awaited_job, eventually, processes_of
 
 import kvps
+from kvps.machine import process
 from kvps.server import private_server
 
 pytestmark = pytest.mark.slow  # each starts whole commands
@@ -82,6 +85,26 @@ def test_a_server_with_a_password_is_handed_over_too(home: Path, start: Any) -> 
             store.close()
             assert far.jobs() == [], "also who came over TCP is somebody"
     assert _no_server_is_left(home)
+
+
+def test_who_is_connected_keeps_it_when_its_directory_is_deleted(home: Path, start: Any) -> None:
+    """As /run/user is at logout. Whoever comes later is told why it finds nothing, and the server ends with its last
+    user."""
+    first = start("up", "digits", *LONG_UP)
+    first.until("private server")
+    with private_store() as store:
+        awaited_job(store, "digits", 1)
+        url = store.url
+        (server,) = {int(store.client.call("INFO", "server")["process_id"])}
+        shutil.rmtree(home)
+        with pytest.raises(kvps.NoServer, match=rf"{home} is not there. If it was deleted, who is connected goes on"):
+            kvps.connect(url)
+        first.process.kill()
+        first.wait()
+        time.sleep(1)  # several looks of the guard
+        assert store.jobs() == ["digits"]
+    assert eventually(lambda: not process.runs(server))
+    home.mkdir(0o700)  # which the fixture deletes
 
 
 def test_copies_that_outlive_a_killed_run_do_not_keep_it(home: Path, start: Any, tmp_path: Path) -> None:

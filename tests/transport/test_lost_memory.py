@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from helpers.arrays import assert_same_bits
@@ -84,7 +85,9 @@ def test_a_finished_job_leaves_no_segment_of_the_holder_before_the_last(store: S
 
 
 @pytest.mark.parametrize("staleness", [0, -1])
-def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(store: Store, staleness: int) -> None:
+def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(
+    store: Store, staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if the host had gone down: every process is gone, and all that was in memory. Redis is all there is."""
     config = {"workers": 2, "staleness": staleness, "optimizer": kvps.SGD(lr=0.05, momentum=0.9)}
     job = store.create_job("job", model(), mirror_every="10", lease_ms=300, **config, **OVER_SHM)
@@ -100,8 +103,9 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
     assert 10 <= kept <= before.version
     assert segments_of(job)
     shared_memory.forget(segments_of(job).folder)
-    with pytest.raises(kvps.UsageError, match="does not see"):
-        job.join("w0")
+    monkeypatch.setenv("KVPS_PATIENCE", "0.2")
+    with kvps.connect(store.url) as hasty, pytest.raises(kvps.UsageError, match=r"for 0.2 s no aggregator has begun"):
+        hasty.job("job").join("w0")
     with aggregating(job):
         assert eventually(lambda: job.state().history != before.history)
         state = job.state()
@@ -123,6 +127,27 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(s
             work(whole, 25, lambda session, params, round_: gradient(params, session.rank, round_), 2)
             assert committed(whole, 25)
         assert bits(job) == bits(whole)
+
+
+def test_who_joins_before_lost_memory_is_rolled_back_waits_for_that(store: Store) -> None:
+    job = store.create_job("job", model(), lease_ms=300, **OVER_SHM)
+    with aggregating(job), job.join("w0") as session:
+        for round_ in range(3):
+            session.push(gradient(session.pull(), 0, round_))
+        session.leave(finished=False)
+    shared_memory.forget(segments_of(job).folder)
+
+    def as_a_copy() -> None:
+        while True:
+            with suppress(kvps.WorkerEvicted):  # the aggregator may be about to roll back: a copy is started again
+                work_on(job, "w0", 6)
+                return
+
+    with ThreadPoolExecutor(1) as early:
+        trained = early.submit(as_a_copy)
+        with aggregating(job):
+            trained.result()
+            assert committed(job, 6)
 
 
 def test_each_loss_stays_in_the_log_though_the_next_goes_further_back(store: Store) -> None:
