@@ -12,16 +12,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.arrays import assert_close, assert_same_bits
+from helpers.commands import KVPS, run
 from helpers.ddp import OPTIMIZERS, ROUNDS, batch, loss_of, net, weights_of
 from helpers.digits_job import in_thread, run_workers
 from helpers.harness import aggregating, check_chain
 from helpers.paths import TESTS
+from helpers.torch_process import TorchPopen
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -531,3 +534,49 @@ def test_the_end_of_the_interpreter_leaves(store: Store) -> None:
         left = {name: (member.state, member.evicted, member.finished) for name, member in members.items()}
         assert left == {"finished": ("gone", False, True), "failed": ("gone", False, False)}
         assert job.clock() == {"finished": 1, "failed": 1}
+
+
+RANK_FIRST = """
+import os, signal, sys
+from pathlib import Path
+import torch, kvps, kvps.torch
+from helpers.ddp import loss_of, net
+
+with kvps.from_env() as copy:
+    rank, workers = copy.rank, copy.workers
+mine, model = range(rank, 12, workers), net()
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.LinearLR(sgd, 1.0, 0.1, len(mine))
+print("knows", rank, workers, len(mine))
+
+@kvps.torch.evaluates(model)
+def evaluate(model, job):
+    return {"norm": sum(float(p.norm()) for p in model.parameters())}
+
+with kvps.torch.Optimizer(sgd, model, schedule) as optimizer:
+    assert (optimizer.rank, optimizer.workers) == (rank, workers)
+    for number in mine[optimizer.worker.session.clock:]:
+        optimizer.zero_grad()
+        loss_of(model, 0, number).backward()
+        optimizer.step()
+        schedule.step()
+        killed = Path(f"killed-{rank}")
+        if workers > 1 and optimizer.steps == 2 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    print("done", rank)
+"""
+
+
+@pytest.mark.slow
+def test_rank_is_known_before_the_optimizer_and_so_is_the_schedule(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In copies, also when they come back, in the evaluator, and alone."""
+    (tmp_path / "train.py").write_text(RANK_FIRST)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    done = run([*KVPS, "run", "-w", "2", "--eval-every", "2", "--", sys.executable, "train.py"], True, TorchPopen)
+    said = sorted(line.partition(": ")[2] for line in done.stdout.splitlines() if "knows" in line or "done" in line)
+    assert said == ["done 0", "done 1", *["knows 0 2 6"] * 2, *["knows 1 2 6"] * 2, "knows 2 2 5"], done.stderr
+    alone = run([sys.executable, "train.py"], True, TorchPopen)
+    assert alone.stdout.splitlines() == ["knows 0 1 12", "done 0"]
