@@ -134,6 +134,16 @@ class Session:
         self._state.value = value
 
     @property
+    def lacking(self) -> int:
+        """By how many local steps this worker's contributions, those in `clock`, were shorter than whole rounds: one
+        with which it left may have fewer steps than the others. It travels with `state`."""
+        return self._state.lacking
+
+    @lacking.setter
+    def lacking(self, value: int) -> None:
+        self._state.lacking = value
+
+    @property
     def undelivered(self) -> int:
         """How many chunks of the gradient that is being pushed are not known to have arrived. Any thread may ask."""
         return self._round.push.missing

@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvps.errors import CorruptData, shown
 from kvps.protocol.worker_states import decoded, encoded
 
 _NONE = encoded({})
+_LACKING = "kvps: steps that its rounds lacked"
 
 
 class WorkerState:
-    """`value` is the user's own dict. A push takes it along if it has changed since the last accepted one."""
+    """`value` is the user's own dict. A push takes it along if it has changed since the last accepted one.
+
+    lacking  by how many local steps the contributions so far were shorter than whole rounds: those before a leave
+    """
 
     def __init__(self, text: str, worker: str) -> None:
         """`text` is the state that came with the worker's last accepted contribution, "" for none."""
         self.value: dict[str, Any] = decoded(text, worker)
-        self._accepted = encoded(self.value)
+        self.lacking: int = self.value.pop(_LACKING, 0)
+        if type(self.lacking) is not int or self.lacking < 0:
+            raise CorruptData(f"the state of worker {worker!r} says that its rounds lacked {shown(self.lacking)} steps")
+        self._accepted = self._text()
         self._sent: str | None = None
 
     def to_send(self) -> str:
         """Return what a push takes along, "" if nothing has changed. A push whose result is unknown takes the same
         again, because its first try may have been accepted. Raises UsageError, InvalidSetting."""
         if self._sent is None:
-            self._sent = _NONE if type(self.value) is dict and not self.value else encoded(self.value)
+            self._sent = self._text()
         return "" if self._sent == self._accepted else self._sent
+
+    def _text(self) -> str:
+        if type(self.value) is not dict or not (self.value or self.lacking):
+            return encoded(self.value) if type(self.value) is not dict else _NONE
+        return encoded(self.value | {_LACKING: self.lacking} if self.lacking else self.value)
 
     def accepted(self) -> None:
         """Note that the push was accepted."""

@@ -193,12 +193,13 @@ class Optimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a script needs to go on: the parameter groups, and under "kvps" the job, the worker's clock, how
-        many steps it has taken, and its `state`. Momentum and moments are in the job: `kvps checkpoint save` saves
-        them. While steps are passed over, the clock is that of the loop."""
-        clock = self.worker.session.clock
+        many steps it has taken, which of its steps in the job the next one is, and its `state`. Momentum and moments
+        are in the job: `kvps checkpoint save` saves them. While steps are passed over, the clock is that of the loop.
+        """
+        clock, step = self.worker.session.clock, self.worker.done + self.worker.not_pushed - self._passed_over
         if self._passed_over:
-            clock -= math.ceil(self._passed_over / self.job.config.batches_per_round)
-        own = {"job": self.job.name, "id": self.job.id, "clock": clock, "steps": self.steps}
+            clock -= math.ceil(self._passed_over / self.worker.steps_of_push)
+        own = {"job": self.job.name, "id": self.job.id, "clock": clock, "steps": self.steps, "step": step}
         own |= {"state": dict(self.worker.state), "rates": self._rates.shown}
         return super().state_dict() | {_STATE: own}
 
@@ -215,7 +216,7 @@ class Optimizer(torch.optim.Optimizer):
         parameters.
         """
         own = state_dict.get(_STATE)
-        if not isinstance(own, dict) or not {"job", "id", "clock", "steps", "state"} <= own.keys():
+        if not isinstance(own, dict) or not {"job", "id", "clock", "steps", "step", "state"} <= own.keys():
             raise InvalidSetting(
                 "this is not the state of a kvps.torch.Optimizer: a job begins with momentum and moments at zero, so "
                 "leave it out, or go on from a checkpoint of the job"
@@ -233,22 +234,26 @@ class Optimizer(torch.optim.Optimizer):
     def _go_on_from(self, own: dict[str, Any]) -> int:
         """Take the worker's state, if the job is where it was; return how many steps the job has that came after it.
         Raises InvalidSetting if it has not come there."""
-        then, now, config = own["clock"], self.worker.session.clock, self.job.config
-        if then == now:
-            self.worker.state = own["state"]
-            return 0
-        if (own["id"] != self.job.id and own["job"] != self.job.name) or then > now:
+        then, now, config, worker = own["clock"], self.worker.session.clock, self.job.config, self.worker
+        if then != now and ((own["id"] != self.job.id and own["job"] != self.job.name) or then > now):
             raise InvalidSetting(
                 f"this state is of job {own['job']!r} at clock {then}, and in job {self.job.name!r} this worker is at "
                 f"clock {now}: restore a checkpoint of then (kvps checkpoint restore), or begin without this state"
             )
-        a_push = 0 if config.units or config.timed_rounds else config.batches_per_round
-        if self.worker.steps:
+        steps = 0 if config.units or config.timed_rounds else worker.done + worker.not_pushed - own["step"]
+        if then == now and not steps:
+            worker.state = own["state"]
+            return 0
+        if worker.steps:
             raise InvalidSetting(
                 f"this state is of clock {then}, and this process has trained on to {now}: a job cannot go back. Run "
                 f"what tries out and goes back, as LearningRateFinder, alone before, with the optimizer of PyTorch"
             )
-        steps = (now - then) * a_push - own["steps"] % a_push if a_push else 0
+        if steps < 0:
+            raise InvalidSetting(
+                f"this state is of step {own['step']} of this worker, and the job has {worker.done}: resume from a state "
+                f"of where a round of local steps ended, as every {worker.steps_of_push} steps"
+            )
         log.warning(
             "worker %s: the job has gone on since this state was saved, from %d to %d of its pushes: the next %d steps "
             "are passed over, for it has them",

@@ -70,6 +70,15 @@ class LocalSteps:
         return self._taken > 0 and not self._over
 
     @property
+    def taken(self) -> int:
+        """How many steps of the round were taken."""
+        return self._taken
+
+    def done(self, clock: int, lacking: int) -> int:
+        """Return how many steps so many contributions have, which lacked some of whole rounds."""
+        return 0 if isinstance(self._steps, str) else clock * self._steps - lacking
+
+    @property
     def to_push(self) -> bool:
         """Whether a worker that leaves now has steps to push, with fragments also steps of earlier rounds. A part of a
         unit does not count: another worker gets the whole unit."""

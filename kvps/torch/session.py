@@ -184,6 +184,26 @@ class TorchSession:
         return batches_of(self, dataset, batch_size, epochs, seed, loader)
 
     @property
+    def done(self) -> int:
+        """How many of this worker's steps are in the job, all incarnations together: the number, from 0, of its next
+        batch, if each is one step. Where rounds end by the clock, `Session.weight_sum` says it."""
+        if self._local is None or isinstance(self.session, GroupSession):
+            return self.session.clock
+        if self.session.config.timed_rounds:
+            return self.session.weight_sum
+        return self._local.done(self.session.clock, self.session.lacking)
+
+    @property
+    def steps_of_push(self) -> int:
+        """How many steps a whole round has; 0 if it ends by the clock."""
+        return self._local.done(1, 0) if self._local else 1
+
+    @property
+    def not_pushed(self) -> int:
+        """How many local steps were taken since the last push."""
+        return self._local.taken if self._local else 0
+
+    @property
     def state(self) -> dict[str, Any]:
         """What this worker's user keeps beside the weights, see `Session.state`. Of a group, the leader's counts."""
         return self.session.state
@@ -282,6 +302,18 @@ class TorchSession:
         self.steps += 1
         return clock
 
+    def _push_last(self, local: LocalSteps) -> None:
+        """Push what a worker that leaves has, and how many steps of a round it lacks, so that nobody takes these for
+        done."""
+        assert isinstance(self.session, Session)
+        accepted = self.session.lacking
+        self.session.lacking += local.done(1, local.taken)
+        try:
+            self._push_steps(local, "", None)
+        except BaseException:
+            self.session.lacking = accepted
+            raise
+
     def _push_steps(self, local: LocalSteps, part: str, loss: float | torch.Tensor | None) -> int:
         part, grads = local.pseudo_gradient(part)
         return self._push(grads, loss, local.weight, part)
@@ -332,7 +364,7 @@ class TorchSession:
                 if local.to_pull:
                     self.pull()  # a push needs one before it
                     local.weight = weight
-                self._push_steps(local, "", None)
+                self._push_last(local)
         self._unhook()
         if self._local and isinstance(self.session, Session):
             state = self._local.state() if not finished or self._local.hands_out_units else None

@@ -352,7 +352,7 @@ def test_a_state_goes_on_where_the_job_is(store: Store, caplog: pytest.LogCaptur
             plain(optimizer, model, number)
         optimizer.worker.state = {"epoch": 1}  # it would travel with the next push
         saved = optimizer.state_dict()
-        own = {"job": "job", "id": job.id, "clock": 3, "steps": 3, "state": {"epoch": 1}, "rates": [0.01]}
+        own = {"job": "job", "id": job.id, "clock": 3, "steps": 3, "step": 3, "state": {"epoch": 1}, "rates": [0.01]}
         assert saved["kvps"] == own
         torch.save(saved, file := io.BytesIO())
         file.seek(0)
