@@ -439,6 +439,8 @@ class Session:
         if error is None or stopped:
             self.leave(finished=True)
             return stopped
+        if isinstance(error, ValueError) and "read-only" in str(error):
+            error.add_note("arrays that pull() returns are the job's: change a copy, as params[name].copy()")
         # The user must see the first error; a server that cannot be reached now will notice the worker's silence.
         with contextlib.suppress(KvpsError):
             self.leave(finished=False)

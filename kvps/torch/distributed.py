@@ -30,6 +30,7 @@ from kvps.errors import InvalidSetting, JobSuspended, KvpsError, UsageError, Wro
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
 from kvps.torch.attached import Group, known_to_schedulers
+from kvps.torch.inner_optimizer import Inner
 from kvps.torch.loading import load
 from kvps.torch.model import parameters
 from kvps.torch.optimizer import optimizer as translated
@@ -73,7 +74,7 @@ class Optimizer(torch.optim.Optimizer):
         /,
         scheduler: LRScheduler | None = None,
         job: Job | None = None,
-        inner: torch.optim.Optimizer | None = None,
+        inner: Inner | None = None,
         **options: Unpack[Options],
     ) -> None:
         """Join a job that steps as `optimizer` would, which is not stepped any more, and fill the model with its
@@ -149,6 +150,8 @@ class Optimizer(torch.optim.Optimizer):
         has already only calls `closure`.
         """
         self._opt_called = True  # schedulers warn if they step before
+        if closure is not None and not callable(closure):
+            raise UsageError("step() takes a function that computes the gradients: give a loss as step(loss=loss)")
         known = self._passed_over > 0
         if not known:
             self._rates.take()
@@ -251,7 +254,7 @@ class Optimizer(torch.optim.Optimizer):
             )
         if steps < 0:
             raise InvalidSetting(
-                f"this state is of step {own['step']} of this worker, and the job has {worker.done}: resume from a state "
+                f"this state is of step {own['step']} of this worker, and the job has {worker.done}: resume from one "
                 f"of where a round of local steps ended, as every {worker.steps_of_push} steps"
             )
         log.warning(

@@ -33,7 +33,8 @@ class FlatTensors:
         together = [p for run in runs if tensors[run[0].name].device == device for p in run]
         self._names = [p.name for p in together]
         self._buffer = torch.empty(sum(p.size for p in together), device=device)
-        self._host = self._buffer if device.type == "cpu" else torch.empty(self._buffer.shape, pin_memory=True)
+        pins = device.type == "cuda"  # elsewhere such memory may be the device's, which NumPy cannot see
+        self._host = self._buffer if device.type == "cpu" else torch.empty(self._buffer.shape, pin_memory=pins)
         self._views = _cut(self._buffer, together)
         on_host = [view.numpy() for view in _cut(self._host, together)]
         self._arrays = dict(zip(self._names, on_host, strict=True))

@@ -18,7 +18,7 @@ from kvps.config import AUTO, JobConfig
 from kvps.errors import InvalidSetting, NotFinite, WrongOrder
 from kvps.optim.reductions import MOST_WEIGHT
 from kvps.session.round_timer import RoundTimer
-from kvps.torch.inner_optimizer import InnerOptimizer
+from kvps.torch.inner_optimizer import Inner, InnerOptimizer
 from kvps.torch.model import Parameters
 
 MOST_STEPS = 1_000_000
@@ -37,7 +37,7 @@ class LocalSteps:
     def __init__(
         self,
         params: Parameters,
-        inner: torch.optim.Optimizer,
+        inner: Inner,
         steps: int | str,
         config: JobConfig,
         part_of: Mapping[str, str] | None = None,

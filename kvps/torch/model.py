@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -138,13 +139,14 @@ def _exact(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().float() for name, tensor in tensors.items()}
 
 
-def check_steps_all(optimizer: torch.optim.Optimizer, params: Parameters, what: str) -> None:
-    """Raise InvalidSetting unless it steps exactly the trained parameters. `what` is what the message calls it."""
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+def check_steps_all(groups: Iterable[dict[str, Any]], params: Parameters, what: str, cure: str = "") -> None:
+    """Raise InvalidSetting unless an optimizer's parameter groups are exactly the trained parameters. `what` is what
+    the message calls it, and `cure` what else its user may do."""
+    stepped = {id(p) for group in groups for p in group["params"] if p.requires_grad}
     for name, parameter in params.items():
         if parameter.requires_grad and id(parameter) not in stepped:
             raise InvalidSetting(
-                f"{what} does not step {name!r}, which requires a gradient: give it that, or freeze it with "
+                f"{what} does not step {name!r}, which requires a gradient: give it that, {cure}or freeze it with "
                 f"requires_grad_(False)"
             )
     if len(stepped) > len(params):

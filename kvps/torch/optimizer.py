@@ -36,7 +36,13 @@ def optimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
     params = trained(model)
-    check_steps_all(optimizer, params, "the optimizer")
+    if type(optimizer) not in _KINDS:
+        has = ", ".join(kind.__name__ for kind in _KINDS)
+        kind = type(optimizer).__name__
+        raise InvalidSetting(
+            f"kvps has no {kind}: of torch.optim it has {has}; any other may take local steps, as inner="
+        )
+    check_steps_all(optimizer.param_groups, params, "the optimizer")
     rates: list[float | schedules.Schedule]
     if scheduler is not None:
         rates = rates_of(optimizer, scheduler, every, steps)
@@ -90,9 +96,6 @@ def _settings(
     optimizer: torch.optim.Optimizer, params: Parameters, rates: Sequence[float | schedules.Schedule], clip_norm: float
 ) -> optim.Optimizer:
     """Return the settings of the first group, and what the others have different. `rates` has one rate a group."""
-    if type(optimizer) not in _KINDS:
-        has = ", ".join(kind.__name__ for kind in _KINDS)
-        raise InvalidSetting(f"kvps has no {type(optimizer).__name__}: of torch.optim it has {has}")
     kind, _ = _KINDS[type(optimizer)]
     names = {id(parameter): name for name, parameter in params.items()}
     first: dict[str, Any] = {}

@@ -31,6 +31,7 @@ from kvps.session.session import Session, not_to_be_pickled
 from kvps.torch.batches import Batches, batches_of
 from kvps.torch.flat_tensors import FlatTensors
 from kvps.torch.group import GroupSession, join_as_group
+from kvps.torch.inner_optimizer import Inner
 from kvps.torch.loading import trains_here
 from kvps.torch.local_steps import LocalSteps
 from kvps.torch.model import JobBuffers, Parameters, fill, fitting
@@ -45,7 +46,7 @@ def join(
     model: torch.nn.Module,
     worker: str | None = None,
     *,
-    inner: torch.optim.Optimizer | None = None,
+    inner: Inner | None = None,
     local_steps: int | str | None = None,
     overlap: bool = False,
     takeover: bool = False,
@@ -55,7 +56,8 @@ def join(
     """Become a worker that trains `model`, as `Job.join` does; the first pull replaces the model's own weights, and its
     buffers, if the job has them.
 
-    With `inner`, the worker takes `local_steps` steps with that optimizer between two pulls from the job, and pushes
+    With `inner`, the worker takes `local_steps` steps with that optimizer, or several, each of which has some of the
+    parameters, between two pulls from the job, and pushes
     the pseudo-gradient, float32: the weights pulled minus the weights now. `local_steps` is the job's if None; "auto"
     takes as many as it has time for until the round of such a job ends. This keeps one more copy of the parameters,
     4 bytes an item. With `overlap` each gradient is sent while backward computes
@@ -111,9 +113,7 @@ def _resume(session: Session, local: LocalSteps) -> None:
         )
 
 
-def _local(
-    job: Job, params: Parameters, inner: torch.optim.Optimizer | None, local_steps: int | str | None
-) -> LocalSteps | None:
+def _local(job: Job, params: Parameters, inner: Inner | None, local_steps: int | str | None) -> LocalSteps | None:
     """Return the local steps that a worker takes; None if it pushes each gradient. Raises InvalidSetting."""
     steps = job.config.local_steps if local_steps is None else local_steps
     if inner is not None:

@@ -33,6 +33,7 @@ LONG = {  # file: why it is longer
     "kvps/server/private_server.py": "one server's whole life",
     "kvps/session/session.py": "the public face of a worker",
     "kvps/store.py": "the public face of a server",
+    "kvps/torch/distributed.py": "the public face of an optimizer whose steps a job takes",
     "kvps/torch/session.py": "the public face of a worker with a model",
     "kvps/transport/shared_memory.py": "one format of files, read and written here alone",
 }

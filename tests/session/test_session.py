@@ -456,3 +456,11 @@ def test_who_is_in_the_middle_of_a_call_when_a_store_is_closed_meets_one_error(
         monkeypatch.setattr(other.client._arrays, "exchange", closed_meanwhile)
         with pytest.raises(kvps.ServerLost, match="was closed here"):
             other.client.call("PING")
+
+
+def test_a_write_into_a_pulled_array_says_what_to_do(store: Store) -> None:
+    """NumPy refuses it, because the array is the job's."""
+    job = store.create_job("job", {"x": np.zeros(3, np.float32)}, workers=1)
+    with pytest.raises(ValueError, match="read-only") as caught, job.join("w0") as session:
+        session.pull()["x"] += 1
+    assert caught.value.__notes__ == ["arrays that pull() returns are the job's: change a copy, as params[name].copy()"]

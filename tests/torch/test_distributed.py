@@ -316,6 +316,9 @@ def test_what_does_not_fit_the_job_is_refused(store: Store) -> None:
                 touch()
         with pytest.raises(kvps.WrongOrder, match="no parameter has a gradient"):
             optimizer.step()
+        for loss in (torch.ones(()), 0.5):
+            with pytest.raises(kvps.UsageError, match=r"give a loss as step\(loss=loss\)"):
+                optimizer.step(loss)
 
 
 def test_momentum_and_groups_that_the_script_replaces_are_refused(alone: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -308,7 +308,12 @@ def test_a_wrong_loop_is_told(store: Store) -> None:
         (lambda m: {"inner": sgd(m.parameters()), "overlap": True}, "a pseudo-gradient exists only after the last"),
         (lambda m: {"inner": sgd([*m.parameters(), nn.Parameter(torch.ones(1))])}, "no parameters of the model"),
         (lambda m: {"inner": torch.optim.LBFGS(m.parameters())}, "LBFGS needs one"),
-        (lambda m: {"inner": kvps.SGD()}, "inner must be an optimizer of torch.optim, not SGD"),
+        (lambda m: {"inner": kvps.SGD()}, "inner must be an optimizer of torch.optim, or a list of them, not SGD"),
+        (lambda m: {"inner": [sgd(m.parameters()), sgd(m.parameters())]}, "step the same parameter: give each its own"),
+        (
+            lambda m: {"inner": muon_and_adamw(m.parameters())[:1]},
+            r"'1.weight', .* or to another one, as inner=\[muon,",
+        ),
         (lambda m: {"inner": sgd(m.parameters()), "local_steps": 0}, "whole number from 1 to 1000000, or auto, not 0"),
         (lambda m: {"inner": sgd(m.parameters()), "local_steps": True}, "not True"),
         (lambda m: {"inner": sgd(m.parameters()), "local_steps": "auto"}, r"with local_steps='auto' and round_ms"),
@@ -373,12 +378,42 @@ def test_the_pseudo_gradient_of_bf16_is_float32() -> None:
         assert pseudo.tolist() == [0.25, 0.5]
 
 
+def muon_and_adamw(params: Iterable[nn.Parameter]) -> Any:
+    """Muon steps matrices alone."""
+    params = list(params)
+    matrices, others = ([p for p in params if (p.ndim == 2) == wanted] for wanted in (True, False))
+    return [torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(others, lr=0.01)]
+
+
+def test_several_inner_optimizers_have_the_parameters_of_one_model(store: Store) -> None:
+    model, by_hand = net(), net()
+    job = create(store, model, local_steps=2)
+    inner = muon_and_adamw(by_hand.parameters())
+    with aggregating(job):
+        worker = joined(job, model, muon_and_adamw, 2)
+        for number in range(4):
+            train_on(worker, model, number)
+            by_hand.zero_grad()
+            loss_of(by_hand, 0, number).backward()
+            for each in inner:
+                each.step()
+        worker.leave()
+        job.await_finished()
+    kvps.torch.load(job, model)
+    assert_close(weights_of(model), weights_of(by_hand), far=1e-5)
+
+
 # -- a worker that comes back --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "gradient_format"),
-    [(adamw, "int8"), (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "fp32"), (torch.optim.NAdam, "fp32")],
+    [
+        (adamw, "int8"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "fp32"),
+        (torch.optim.NAdam, "fp32"),
+        (lambda p: muon_and_adamw(p), "fp32"),
+    ],
 )
 def test_the_inner_state_survives_a_clean_leave(
     store: Store, caplog: pytest.LogCaptureFixture, make: Inner, gradient_format: str

@@ -105,7 +105,7 @@ def test_a_round_that_is_under_way_stays_as_it_is(store: Store) -> None:
         states = steps(optimizer, 0, 6)
         optimizer.load_state_dict(states[6])
         for other in (5, 3):
-            with pytest.raises(kvps.InvalidSetting, match="this process has trained on .* cannot go back"):
+            with pytest.raises(kvps.InvalidSetting, match=r"this process has trained on .* cannot go back"):
                 optimizer.load_state_dict(states[other])
         steps(optimizer, 6, 8)
         assert counted(job) == 8
