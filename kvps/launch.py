@@ -8,6 +8,7 @@ KVPS_SETTINGS   the job's settings that were given to `kvps run`, as JSON
 KVPS_REDIS_URL  the URL of the server; `kvps.connect` reads it, also without `kvps run`
 KVPS_LAUNCHER   see kvps.machine.launcher
 KVPS_EVALUATES  see kvps.evaluator; the process that has it has no KVPS_RANK
+KVPS_ASKS       a file into which the copy of rank 0 writes the settings that its script states, and ends
 
 A copy that is started by hand has KVPS_JOB alone, the name of a job that hands out units: it joins that job.
 """
@@ -46,6 +47,7 @@ log = logging.getLogger("kvps.launch")
 
 _RANK = launcher.RANK
 _WORKERS, _JOB, _JOB_ID, _SETTINGS = (f"KVPS_{name}" for name in ("WORKERS", "JOB", "JOB_ID", "SETTINGS"))
+ASKS = "KVPS_ASKS"
 _THREADS = "OMP_NUM_THREADS"
 _LOOK_AGAIN_S = 0.05
 
@@ -169,6 +171,10 @@ class RunContext:
                 f"kvps run -w {self.workers}:{most} is for a job that hands out units, which any number of workers "
                 f"shares: create_job(..., units=N), or kvps run -w {most}"
             )
+        if asks := os.environ.get(ASKS):
+            stated = {*settings, *given, *(("units", "units_per_epoch") if config.samples else ())}
+            Path(asks).write_text(json.dumps({name: config.to_hash()[name] for name in stated}))
+            raise SystemExit(0)
         if self._store is None or self._run is None:
             self._local = local(params, config=config)
             self._made = True

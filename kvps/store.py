@@ -217,13 +217,19 @@ class Store:
         return job
 
     def restore_job(
-        self, checkpoint: Checkpoint, name: str | None = None, shards: int | None = None, launched_by: str = ""
+        self,
+        checkpoint: Checkpoint,
+        name: str | None = None,
+        shards: int | None = None,
+        launched_by: str = "",
+        before: JobConfig | None = None,
     ) -> Job:
         """Create a job that continues from a checkpoint, with its name and number of shards unless others are given.
 
         Workers join under their old ids and continue where they were. The job waits for all workers that had work left,
         but for those that were evicted. `launched_by` is what `kvps.machine.launcher` says of the command whose
         processes they are. If one had launched the earlier job too, all are started again: then it waits for these too.
+        `before` are the settings of the checkpoint's job, if `checkpoint.config` has others: the log says which.
         Raises JobExists, InvalidName, InvalidSetting; nothing was changed then.
         """
         config = replace(checkpoint.config, launched_by=launched_by)
@@ -239,7 +245,8 @@ class Store:
             (what, [[[view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
             for what, flat in arrays.items()
         ]
-        return self._make(name, config, layout, chunks, checkpoint, self._spread_id(name, config.shards))
+        changed = checkpoint.config.changes(before) if before else {}
+        return self._make(name, config, layout, chunks, checkpoint, self._spread_id(name, config.shards), changed)
 
     def _spread_id(self, name: str, shards: int) -> str:
         """Return a fresh id under which the slots of all shards fall evenly on the nodes of a cluster."""
@@ -265,8 +272,10 @@ class Store:
         arrays: Sequence[tuple[str, Sequence[Sequence[Buffers]]]],
         checkpoint: Checkpoint | None,
         id: str,
+        changed: Mapping[str, tuple[str, str]] | None = None,
     ) -> Job:
-        """Stage a job's first version and make it visible. `arrays` are "w" and the optimizer slots, in chunks."""
+        """Stage a job's first version and make it visible. `arrays` are "w" and the optimizer slots, in chunks.
+        `changed` are the settings that a checkpoint's job had otherwise."""
         keys = JobKeys(name, id)
         if self.client.call("EXISTS", keys.version, keys.config, keys.layout):
             raise job_exists(name)
@@ -298,7 +307,7 @@ class Store:
                 if checkpoint and checkpoint.skipped:
                     manifest["skipped"] = counts_as_text(checkpoint.skipped)
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
-        begins = json.dumps(_as_text(checkpoint, config)) if checkpoint else ""
+        begins = json.dumps(_as_text(checkpoint, config, changed or {})) if checkpoint else ""
         access = JobAccess.of(self.client, keys, config, layout)
         transport = open_transport(access)
         transport.prepare()
@@ -501,7 +510,9 @@ def fresh_id() -> str:
     return secrets.token_hex(4)
 
 
-def _as_text(checkpoint: Checkpoint, config: JobConfig) -> dict[str, str | dict[str, str]]:
+def _as_text(
+    checkpoint: Checkpoint, config: JobConfig, changed: Mapping[str, tuple[str, str]]
+) -> dict[str, str | dict[str, str]]:
     """Return what create.lua takes from a checkpoint, with numbers as text because Lua would round them."""
     return {
         "version": str(checkpoint.version),
@@ -516,4 +527,5 @@ def _as_text(checkpoint: Checkpoint, config: JobConfig) -> dict[str, str | dict[
         "workers": checkpoint.workers_anew(bool(config.launched_by and checkpoint.config.launched_by)),
         "units": units_anew(checkpoint.units),
         "states": dict(checkpoint.states),
+        "settings": json.dumps(changed) if changed else "",
     }

@@ -76,6 +76,11 @@ class JobConfig(UncheckedConfig):
             and (name not in general or getattr(asked, name) != general[name])
         ]
 
+    def changes(self, before: JobConfig) -> dict[str, tuple[str, str]]:
+        """Return each setting that is other than `before`, with the text that it had and the one that it has."""
+        had, has = before.to_hash(), self.to_hash()
+        return {name: (had[name], has[name]) for name in SPECS if had[name] != has[name]}
+
     def to_hash(self) -> dict[str, str]:
         """Return the fields of the job's config hash."""
         return {name: as_text(getattr(self, name)) for name in SPECS}

@@ -283,7 +283,8 @@ class UncheckedConfig:
     rounds: int = setting(
         0,
         "How many rounds each worker is going to do, so that screens can show how much is done; kvps up sets it. "
-        "With 0 that is not known. Nothing depends on it.",
+        "With 0 that is not known. No worker is bound by it; kvps run --resume goes on with a finished job where it "
+        "grows.",
         bounds=(0, 2**50),
     )
     task: str = setting("", "The task that kvps worker trains. A job that was created in Python has none.")

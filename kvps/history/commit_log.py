@@ -19,6 +19,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
+from kvps.config import JobConfig
 from kvps.errors import CorruptData, KvpsError
 from kvps.machine.files import private, sync_directory
 from kvps.parsing import JOB_ID, Fields, file_name, text
@@ -214,10 +215,29 @@ class Log:
         joins = (Fields(fields, "a join in the log") for fields in entries if fields.get("kind") == "join")
         return {(j.name("worker"), j.word("incarnation")): j.text("residual", default="") for j in joins}
 
+    def first_settings(self, config: JobConfig) -> JobConfig:
+        """Return the settings that the first commit was made with, of a job that has `config` now."""
+        for source in reversed(self._sources[1:]):
+            _, fields = next(source.entries())
+            config = with_changes(config, fields, 0)
+        return config
+
     def commits(self) -> Iterator[Commit]:
         """Iterate over all commits after `begin`, except those that a server lost and that were made again. Each has
         what was noted since the one before it; of that, a server may have lost what stands before its recovery."""
         return chain.from_iterable(source.commits() for source in self._sources)
+
+
+def with_changes(config: JobConfig, restore: Mapping[str, str], which: int = 1) -> JobConfig:
+    """Return settings as an entry `restore` has changed them, or, with 0 for `which`, as they were before. Raises
+    CorruptData."""
+    f = Fields(restore, "a restore in the log")
+    if not f.text("settings", _MOST_FIELD, default=""):
+        return config
+    changes = f.json_fields("settings")
+    pairs = {name: dict(enumerate(changes.sequence(name, 2))) for name in changes}
+    texts = {name: text(pair.get(which), f"the setting {name}", _MOST_FIELD) for name, pair in pairs.items()}
+    return JobConfig.from_hash(config.to_hash() | texts, "a restore in the log")
 
 
 class Origin(NamedTuple):

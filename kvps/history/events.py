@@ -149,7 +149,10 @@ def _set(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
 
 _FACTS: dict[str, Any] = {
     "create": lambda f, _: {"version": f.whole("version")},
-    "restore": lambda f, _: {"version": f.whole("version"), "job": f.name("job")},
+    "restore": lambda f, fields: (
+        {"version": f.whole("version"), "job": f.name("job")}
+        | ({"settings": f.json_fields("settings").as_dict()} if fields.get("settings") else {})
+    ),
     "adopt": lambda f, _: {"by": f.text("by")},
     "join": lambda f, _: {"worker": f.name("worker"), **{n: f.whole(n) for n in ("rank", "round", "clock")}},
     "leave": lambda f, _: {"worker": f.name("worker")},

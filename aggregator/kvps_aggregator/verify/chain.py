@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 from kvps.config import JobConfig
 from kvps.config.unit_rounds import UnitRounds
 from kvps.errors import counted
+from kvps.history.commit_log import with_changes
 from kvps.optim import reductions
 from kvps.parsing import Fields
 from kvps.protocol.job_state import Begin, Commit, State
@@ -36,6 +37,13 @@ def digest_of(shard: str) -> str:
     return shard.rpartition(" ")[2]
 
 
+def settings_of(commit: Commit, config: JobConfig) -> JobConfig:
+    """Return the settings that a commit was made with, if the one before it had `config`. Raises CorruptData."""
+    for fields in commit.noted:
+        config = with_changes(config, fields) if fields["kind"] == "restore" else config
+    return config
+
+
 class Chain:
     """The checked part of a log. `uses`: base version -> the last version with a contribution computed on it."""
 
@@ -53,6 +61,9 @@ class Chain:
 
     def add(self, commit: Commit) -> None:
         """Check the next commit, and go on from it. Raises Unproved."""
+        if (config := settings_of(commit, self._config)) != self._config:
+            self._config, self._sequences = config, Sequences(config)
+            self._units.total = config.units
         for fields in commit.noted:
             f, kind = Fields(fields, "an entry of the log"), fields["kind"]
             for each in (self._sequences, self._members, self._rates):

@@ -88,7 +88,7 @@ class Units:
     """The units of data that were committed, where a version is no round of units."""
 
     def __init__(self, config: JobConfig) -> None:
-        self._total = config.units
+        self.total = config.units
         self._low = 0  # all below are committed
         self._ahead: set[int] = set()
 
@@ -96,8 +96,8 @@ class Units:
         """Yield what is wrong with the units of the next plan."""
         for c in plan.contributions:
             who = f"contribution {c.seq} of {c.worker}"
-            if (c.unit is None) == bool(self._total) or (c.unit or 0) > max(0, self._total - 1):
-                yield f"{who} is of unit {c.unit}, and the job has {self._total}"
+            if (c.unit is None) == bool(self.total) or (c.unit or 0) > max(0, self.total - 1):
+                yield f"{who} is of unit {c.unit}, and the job has {self.total}"
             elif c.unit is not None:
                 if c.unit < self._low or c.unit in self._ahead:
                     yield f"{who} is of unit {c.unit}, which was committed before"

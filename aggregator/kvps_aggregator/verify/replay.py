@@ -30,7 +30,7 @@ from kvps_aggregator.step.clipping import scale_of, square_sum
 from kvps_aggregator.step.compensate import compensate
 from kvps_aggregator.step.reduce import reduce_plan
 from kvps_aggregator.step.shard_arrays import ShardArrays
-from kvps_aggregator.verify.chain import Chain, Unproved, digest_of, located
+from kvps_aggregator.verify.chain import Chain, Unproved, digest_of, located, settings_of
 from kvps_aggregator.verify.contribution import Coding
 
 Encode = Callable[[Array], Bytes]
@@ -91,13 +91,12 @@ def prove(
 ) -> Proof:
     """Prove the log up to `state`, and that it made the weights `stored`: (version, (size,) float32).
 
-    The log may hold later commits than `state`. The replay begins with `start`, or with version 0 if the log goes back
-    that far.
+    The log may hold later commits than `state`. The replay begins with `start`, or with version 0 if the log has it.
     """
     version, flat = stored
-    chain, replay, differs = Chain(log.begin, state, layout.shards, config), None, ""
+    config = log.first_settings(config)
+    chain, replay, made, differs = Chain(log.begin, state, layout.shards, config), None, None, ""
     logged: tuple[str, ...] = ()
-    made = None
     if not start and log.begin.version:
         source = None
     try:
@@ -209,7 +208,8 @@ class Replay:
 
     def add(self, commit: Commit) -> None:
         """Make the next version from its commit. Raises Unproved."""
-        if len(commit.shards) != len(self._parts):  # restored from a checkpoint with another number of shards
+        before, self._config = self._config, settings_of(commit, self._config)
+        if len(commit.shards) != len(self._parts) or self._config != before:  # restored, and other than before
             slots = {slot: np.concatenate([part.state[slot] for part in self._parts]) for slot in self._parts[0].slots}
             self._cut(self._layout.of_shards(len(commit.shards)), self.weights(), slots, self._parts[0].skipped)
         with located(f"commit {commit.version}"):

@@ -125,7 +125,10 @@ def _set(facts: Facts) -> str:
 
 _WORDS: dict[str, Callable[[Facts], str]] = {
     "create": lambda f: f"version {f['version']:,}",
-    "restore": lambda f: f"version {f['version']:,}, from a checkpoint of job {f['job']}",
+    "restore": lambda f: (
+        f"version {f['version']:,}, from a checkpoint of job {f['job']}"
+        + "".join(f", {name} {before} to {now}" for name, (before, now) in f.get("settings", {}).items())
+    ),
     "adopt": lambda f: f"resumed by {f['by']}",
     "join": lambda f: f"{f['worker']}, rank {f['rank']:,}, clock {f['clock']:,}",
     "leave": lambda f: f"{f['worker']}",

@@ -81,7 +81,7 @@ def origin(store: Store, name: str, launch: Launch) -> Origin:
     checkpoint, path = found.checkpoint, found.path
     if checkpoint.finished:
         return Origin(None, _finished(name, checkpoint.version, checkpoint.run, f" in {path}"), finished=True)
-    job = _restored(store, name, checkpoint, launch)
+    job = restored(store, name, checkpoint, launch)
     return Origin(job, _goes_on(job, checkpoint.version, checkpoint.run, str(path)))
 
 
@@ -175,14 +175,16 @@ def lives(job: Job, member: Member, timeout_s: float) -> bool:
 # -- a checkpoint ---------------------------------------------------------------------------------------------------
 
 
-def _restored(store: Store, name: str, checkpoint: Checkpoint, launch: Launch) -> Job:
-    """Create the job of a checkpoint for the copies of this run."""
+def restored(store: Store, name: str, checkpoint: Checkpoint, launch: Launch, before: JobConfig | None = None) -> Job:
+    """Create the job of a checkpoint for the copies of this run. `before` are the settings of the checkpoint's job, if
+    this one has others."""
+    before = before or checkpoint.config
     if checkpoint.config.units:  # any number of workers divides what is left
         workers = replace(checkpoint.config, workers=launch.workers)
         checkpoint = replace(checkpoint, config=workers)
     _check(_Stored(name, checkpoint.config), launch)
     with storing(store, checkpoint.layout.nbytes * (1 + len(checkpoint.slots)), launch.quiet):
-        job = store.restore_job(checkpoint, name, launched_by=launch.launched_by)
+        job = store.restore_job(checkpoint, name, launched_by=launch.launched_by, before=before)
     _dismiss_missing(job, launch)
     return job
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from kvps_cli.output import log_options, say, start_log
 from kvps_cli.supervise import Care, Supervisor
 from kvps_cli.train.after import is_saved, what_stays
 from kvps_cli.train.evaluator import EvaluatorOptions, EvaluatorProcess
+from kvps_cli.train.further import further
 from kvps_cli.train.hosts import Line, Place, check_hosts, placed
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.lifetime import Lifetime
@@ -41,7 +42,7 @@ from kvps_cli.train.progress import (
     follow,
     relay,
 )
-from kvps_cli.train.resume import Launch, origin
+from kvps_cli.train.resume import Launch, Origin, origin
 from kvps_cli.train.scale import Copies
 from kvps_cli.train.settings import JobOptions
 from kvps_cli.train.stop import Stop, keep
@@ -97,7 +98,7 @@ def run(
         make_room(store, quiet, spared=wished if life.resume else "")
         name = wished if job or life.resume or hosts > 1 else store.free_name(wished)
         launch = Launch("", settings.workers, settings.most, given, directory, life.stop_grace, quiet)
-        begin = partial(_begin, store, name, launch, life.resume)
+        begin = partial(_begin, store, name, launch, life.resume, partial(further, command, kept))
         with (
             placed(store, name, line, settings.most, begin) as place,
             Stop(possible=life.resume or directory is not None) as stop,
@@ -128,13 +129,24 @@ def run(
         raise KvpsError(f"job {name}: its last version, {version}, could not be written to {directory}")
 
 
-def _begin(store: Store, name: str, launch: Launch, resume: bool, launched_by: str) -> str:
-    """Begin a run, and return its job's id. Raises JobExists, what `origin` raises, Exit if nothing is left to do."""
+def _begin(
+    store: Store,
+    name: str,
+    launch: Launch,
+    resume: bool,
+    further: Callable[[Store, str, Launch, Origin], Origin],
+    launched_by: str,
+) -> str:
+    """Begin a run, and return its job's id. A job that is finished may go `further`. Raises
+    JobExists, what `origin` and `further` raise, Exit if nothing is left to do."""
     if not resume:
         if name in store.jobs():
             raise job_exists(name)
         return fresh_id()
-    begin = origin(store, name, launch._replace(launched_by=launched_by))
+    launch = launch._replace(launched_by=launched_by)
+    begin = origin(store, name, launch)
+    if begin.finished:
+        begin = further(store, name, launch, begin)
     if not launch.quiet:
         say(begin.line)
     if begin.finished:

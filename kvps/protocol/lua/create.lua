@@ -7,7 +7,7 @@
 --   layout: JSON
 --   name: the staged name of the first version
 --   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, run, clock, skip, workers,
---     units, states
+--     units, states, settings (of these, those that differ)
 --   settings: field, value, ... of config
 -- USES index log numbers
 -- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier job is being removed | {WRONGTYPE, key, is, want}
@@ -31,7 +31,8 @@ if earlier then
   if earlier.lr ~= '' then redis.call('HSET', keys.version, 'lr', earlier.lr) end
   restore_hashes(earlier)
   log_entry('restore', 'version', version, 'head', head, 'history', job,
-    'contributions', earlier.contributions, 'job', earlier.job, 'id', earlier.id, 'lr', earlier.lr)
+    'contributions', earlier.contributions, 'job', earlier.job, 'id', earlier.id, 'lr', earlier.lr,
+    'settings', earlier.settings)
   local run = earlier.run
   if run.run then -- a stop is one of this job too, which ends with the same round
     for field, value in pairs(run) do redis.call('HSET', keys.version, field, value) end

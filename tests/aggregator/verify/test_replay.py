@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvps_cli.prove.verify import proof_of
 
 import kvps
 from kvps.arrays.digest import weights_sha256
+from kvps.history.commit_log import keep
 from kvps.job import Job
 from kvps.optim.schedules import InverseSquareRootLR, LinearLR, SequentialLR, TableLR
 from kvps.protocol.job_state import chained, first_head
@@ -124,6 +126,26 @@ def test_a_loop_of_ones_own_is_replayed_from_its_record(store: Store, tmp_path: 
 
 def _noisy(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return (0.1 * value + rng.normal(size=value.shape)).astype(np.float32)
+
+
+def test_each_stretch_of_a_log_is_proved_with_its_own_settings(store: Store, tmp_path: Path) -> None:
+    """More epochs, and another number of workers, by which a schedule counts."""
+    rate = kvps.schedules.StepLR(0.1, every=4)
+    units = {"units": 30, "units_per_epoch": 15, "epochs": 2, "workers": 2, "staleness": -1}
+    job = digits_job(store, optimizer=kvps.SGD(rate), **units)
+    run_workers(job, *training(job, "w0", "w1"))
+    found = job.checkpoint()
+    keep(job, tmp_path, job.state(), found.version)
+    more = replace(found, config=replace(found.config, workers=3, epochs=4, units=60))
+    again = store.restore_job(more, "again", before=found.config)
+    run_workers(again, *training(again, "w0", "w1", "w2"))
+    state, proof = proof_of(again, checkpoints=tmp_path)
+    assert (state.units_done, proof.since, proof.differs, proof.replayed) == (60, 0, "", state.version)
+    (restored,) = [fields for _, fields in again.entries() if fields["kind"] == "restore"]
+    assert json.loads(restored["settings"]) == {"workers": ["2", "3"], "epochs": ["2", "4"], "units": ["30", "60"]}
+    unsaid = store.restore_job(more, "unsaid")
+    run_workers(unsaid, *training(unsaid, "w0", "w1", "w2"))
+    assert "make other weights" in proof_of(unsaid, checkpoints=tmp_path)[1].differs, "the entry tells it"
 
 
 def test_a_job_without_a_commit(store: Store, tmp_path: Path) -> None:
