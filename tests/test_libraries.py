@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from helpers import libraries, resuming_libraries
+from helpers import libraries, resuming_libraries, uneven_texts
 from helpers.arrays import assert_close, assert_same_bits
 from helpers.commands import KVPS, Started, private_store, run
 from helpers.pages import python_in
@@ -139,6 +139,17 @@ def test_jax_ends_as_the_mean_of_two_processes_of_optax(
     assert [*mine.weights] == ["layers/0/b", "layers/0/w", "layers/1/b", "layers/1/w", "scale"]
     assert mine.losses.shape == (2, losses)
     assert_same(mine, by_ddp(tmp_path, "jax_optax", *how), loss, far)
+
+
+def test_copies_of_trainer_whose_texts_differ_in_length_train_as_one_with_all(
+    store: kvps.Store, tmp_path: Path
+) -> None:
+    """By the recipe that weighs each step by its tokens."""
+    program, environment = [sys.executable, uneven_texts.__file__], os.environ | {"KVPS_REDIS_URL": store.url}
+    with LibraryPopen([*program, str(tmp_path / "alone.npz")], stderr=subprocess.PIPE) as process:
+        assert process.wait(600) == 0
+    Started([*KVPS, "run", "-w", "2", "--", *program, str(tmp_path / "two.npz")], environment, LibraryPopen).output()
+    assert_close(dict(np.load(tmp_path / "two.npz")), dict(np.load(tmp_path / "alone.npz")), far=1e-5)
 
 
 @pytest.mark.parametrize("library", ["trainer", "lightning"])

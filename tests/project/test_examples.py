@@ -164,7 +164,7 @@ def test_the_lag_of_the_modes_page(server: None, capsys: pytest.CaptureFixture[s
 
 
 def test_the_loops_of_the_torch_page_and_the_readme(server: None) -> None:
-    _, create, loop, ranks, _, recipe, _, _, scheduled = python_in("docs/torch.md")
+    _, _, _, create, loop, ranks, _, recipe, _, _, _, scheduled = python_in("docs/torch.md")
     exec(create, names := {})
     batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
     names |= {"batches": batches, "loss_of": torch.nn.functional.cross_entropy}

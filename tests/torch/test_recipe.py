@@ -12,6 +12,7 @@ import torch
 from helpers.digits_job import proved
 from helpers.gpt import CLIP_NORM, WORKERS, Weights, by_ddp, distance, example, plain_loop
 from helpers.harness import aggregating
+from helpers.pages import python_in
 
 import kvps
 import kvps.torch
@@ -85,3 +86,30 @@ def test_a_recipe_with_any_part_changed_ends_far_away() -> None:
         plain_loop(FEW, scheduled=FEW + 1),
     ):
         assert distance(changed, reference(FEW, torch.float32)) > 1000 * tolerance(FEW, torch.float32)
+
+
+def test_an_average_in_the_jobs_buffers_is_as_old_as_its_weights(store: Store) -> None:
+    """Of the page, with a copy that is killed and comes back: the average of all versions that there were."""
+    (code,) = (code for code in python_in("docs/torch.md") if "class Averaged" in code)
+    exec(code, there := {"torch": torch})
+    made, job, expected = torch.manual_seed(5), None, None
+    for steps in (3, 4):
+        torch.manual_seed(6)
+        averaged = there["Averaged"](torch.nn.Linear(4, 3), decay=0.9)
+        sgd = torch.optim.SGD(averaged.parameters(), lr=0.5)
+        if job is None:
+            start, rule = kvps.torch.parameters(averaged, "rank0"), kvps.torch.optimizer(averaged, sgd)
+            job = store.create_job("job", start, optimizer=rule, workers=1, worker_timeout_ms=60_000)
+        with aggregating(job):
+            optimizer = kvps.torch.Optimizer(sgd, averaged, job=job, worker="w0", takeover=True)
+            for _ in range(steps):
+                averaged.update()
+                now = averaged.model.weight.detach().clone()
+                expected = now if expected is None else expected.lerp(now, 1 - 0.9)
+                optimizer.zero_grad()
+                averaged(torch.rand(8, 4, generator=made)).square().mean().backward()
+                optimizer.step()
+            torch.testing.assert_close(averaged.average.get_buffer("weight"), expected, rtol=0, atol=0)
+    assert job is not None
+    assert job.state().version == 7
+    optimizer.close()
