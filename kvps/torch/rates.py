@@ -180,11 +180,11 @@ class Rates:
             forward(each, steps - 1)
             before = self._written()
             forward(each, 1)
-        if found and not session.rank and not self._scheduler:
-            self._pace = Pace(found[0])
+        if found and not session.rank:
             fits = _same(before, self._shown) or _same(self._written(), self._shown)
-            if len(found) > 1 or config.timed_rounds or not fits:
+            if self._scheduler or len(found) > 1 or config.timed_rounds or not fits:
                 raise self._unknown(found[0], steps)
+            self._pace = Pace(found[0])
 
     def _check_pace(self) -> None:
         """Raise InvalidSetting if a scheduler does not step as the job's schedule does, or one that was brought to

@@ -288,7 +288,7 @@ def test_a_given_scheduler_that_does_not_step_as_the_jobs_schedule_is_refused(
 
 
 def test_a_given_scheduler_comes_back_to_where_the_job_is(store: Store) -> None:
-    """It belongs to the distributed optimizer, as libraries ask."""
+    """It belongs to the distributed optimizer, as libraries ask. Where one beside it was, no rate of the job shows."""
     model = make_model()
     sgd = sgd_of(model)
     rule = kvps.torch.optimizer(model, sgd, lr_scheduler.StepLR(sgd, 2, 0.5), 3)
@@ -308,6 +308,14 @@ def test_a_given_scheduler_comes_back_to_where_the_job_is(store: Store) -> None:
                     scheduler.step()
                 shown.append(scheduler.get_last_lr()[0])
             optimizer.close(finished=False)
+        sgd = sgd_of(model)
+        optimizer = kvps.torch.Optimizer(sgd, model, lr_scheduler.StepLR(sgd, 2, 0.5), job, worker="w0", every=3)
+        beside = lr_scheduler.ExponentialLR(optimizer, 0.9)
+        model(torch.ones(2, 3)).sum().backward()
+        with pytest.raises(kvps.InvalidSetting, match="where its ExponentialLR was is not known"):
+            optimizer.step()
+        optimizer.close(finished=False)
+        del beside
     assert shown == [LR / 2 ** (step // 6) for step in range(1, 19)]
     assert math.isclose(job.lr(), LR / 8)
 
