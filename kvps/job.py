@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, count, islice
+from operator import attrgetter
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -46,10 +48,13 @@ from kvps.protocol.plan import Contribution
 from kvps.protocol.recovery import await_history
 from kvps.protocol.run_control import RunControl
 from kvps.session.absence import log_absence, rounds_skipped
+from kvps.session.finished import FinishedSession
 from kvps.session.session import Session
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
 from kvps.transport.opening import OpenedJob, open_transport
+
+log = logging.getLogger("kvps.session")
 
 T = TypeVar("T")
 
@@ -88,6 +93,7 @@ class Job:
         self.access = OpenedJob.over(access, open_transport(access))
         self.access.reader.check_stored()
         self._joined = WeakValueDictionary[int, Session]()  # thread -> the worker that it has joined as last
+        self._was_joined = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self.access.client.url, self.name, self.id)
@@ -166,11 +172,9 @@ class Job:
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
         transport = self._find_memory()
-        if self.config.launched_by == launcher.own() and launcher.evaluates():
-            raise UsageError(
-                "this process evaluates the job, and is no worker of it: have @worker.evaluates(job) before the job is "
-                "joined, or give kvps run a script for it, --evaluator"
-            )
+        ours = self.config.launched_by and self.config.launched_by == launcher.own()
+        if ours and (passes := self._passing(worker or launcher.own_name(), device)):
+            return self._joined_as(passes)
         if not takeover:
             self._check_open_to_us(worker)
         shown = device if isinstance(device, str) else device.name
@@ -182,7 +186,11 @@ class Job:
             with suppress(ServerRestarted):  # a restart ends that incarnation as well
                 self.access.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
-        session = self._joined[threading.get_ident()] = Session(self.access, worker, joined, device, prefetch)
+        return self._joined_as(Session(self.access, worker, joined, device, prefetch))
+
+    def _joined_as(self, session: Session) -> Session:
+        self._joined[threading.get_ident()] = session
+        self._was_joined = True
         return session
 
     def _find_memory(self) -> Transport:
@@ -202,6 +210,34 @@ class Job:
             "of its own), or create the job with --transport redis"
         )
         return transport
+
+    @property
+    def is_left(self) -> bool:
+        """Whether this process has joined the job, and has closed all its sessions."""
+        return self._was_joined and all(session.closed for session in self._joined.values())
+
+    def _passing(self, worker: str, device: Device | str) -> Session | None:
+        """Return the session of a process that only passes through the job, because this worker did all its rounds in
+        an earlier process of this run; None if there are rounds to do. Raises UsageError in the evaluator of a job that
+        is not finished."""
+        state = self.state()
+        member, over = state.members.get(worker), state.finished(self.config)
+        if launcher.evaluates():
+            if not over:
+                raise UsageError(
+                    "this process evaluates the job, and is no worker of it: have @worker.evaluates(job) before the "
+                    "job is joined, or give kvps run a script for it, --evaluator"
+                )
+            member = max(state.members.values(), key=attrgetter("clock"), default=None)
+        else:
+            done = over or (member is not None and member.finished and not self.config.units)
+            if not done or (member and process.is_this(member.process)):
+                return None
+            log.warning("worker %s: job %s is finished: no step of it is done again", worker, self.name)
+        if not over:
+            self.await_finished()
+        rank = member.rank if member and member.worker == worker else launcher.own_rank(self.config.workers)
+        return FinishedSession(self.access, worker, rank, member, self.states().get(worker, {}), device)
 
     def _checked_id(self, worker: str) -> str:
         """Return the id of a worker that joins. One that begins with - can only be of a worker that the job has."""

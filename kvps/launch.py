@@ -2,8 +2,8 @@
 
 KVPS_RANK       the number of the copy, from 0; the copy is the worker w<rank>
 KVPS_WORKERS    the number of copies; with -w MIN:MAX it is MIN, the number for which the job waits
-KVPS_JOB        the name of the job
-KVPS_JOB_ID     the id of the job, so that no copy takes another run's job of that name for its own
+KVPS_JOB        the name of the run, which its first job has; see kvps.run_jobs
+KVPS_JOB_ID     the id of that job, so that no copy takes another run's job of that name for its own
 KVPS_SETTINGS   the job's settings that were given to `kvps run`, as JSON
 KVPS_REDIS_URL  the URL of the server; `kvps.connect` reads it, also without `kvps run`
 KVPS_LAUNCHER   see kvps.machine.launcher
@@ -26,7 +26,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
@@ -34,14 +33,16 @@ from typing import Any, Unpack
 from kvps import optim
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig, JobSettings, UncheckedConfig
-from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, WrongOrder
+from kvps.errors import InvalidSetting, JobExists, KvpsError, WrongOrder
 from kvps.evaluator import Evaluate, Evaluator, Orders
 from kvps.history.evaluations import Evaluation
 from kvps.job import Job
 from kvps.local_job import LocalJob, local
 from kvps.machine import launcher
 from kvps.machine.fork import ProcessOwner
-from kvps.store import Store, connect
+from kvps.protocol.keys import check_id
+from kvps.run_jobs import LOOK_AGAIN_S, NextJobs, Run, awaited, is_last, may_begin
+from kvps.store import connect
 
 log = logging.getLogger("kvps.launch")
 
@@ -49,7 +50,8 @@ _RANK = launcher.RANK
 _WORKERS, _JOB, _JOB_ID, _SETTINGS = (f"KVPS_{name}" for name in ("WORKERS", "JOB", "JOB_ID", "SETTINGS"))
 ASKS = "KVPS_ASKS"
 _THREADS = "OMP_NUM_THREADS"
-_LOOK_AGAIN_S = 0.05
+_made_here = NextJobs()
+_evaluated = set[str]()  # ids of jobs
 
 
 def of_copy(rank: int, workers: int, job: str, id: str, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -99,7 +101,7 @@ def from_env() -> RunContext:
     try:
         workers = int(os.environ[_WORKERS])
         rank = workers if orders else int(os.environ[_RANK])
-        run = (os.environ[_JOB], os.environ[_JOB_ID])
+        run = Run(os.environ[_JOB], check_id(os.environ[_JOB_ID]))
         settings = json.loads(os.environ[_SETTINGS])
         if "optimizer" in settings:
             settings["optimizer"] = optim.from_json(settings["optimizer"])
@@ -116,13 +118,14 @@ def _one_more(name: str) -> RunContext:
     `kvps run`."""
     with connect() as store:
         job = store.job(name)
+        run = Run.of(job)
     if not job.config.units:
         raise InvalidSetting(
             f"{_JOB}={name}: that job hands out no units, so that one more copy would have no data; unset {_JOB} to "
             f"run alone"
         )
     rank = max(job.config.workers, job.launcher.most if job.launcher else 0)
-    return RunContext(rank, job.config.workers, {}, (name, job.id), f"x{secrets.token_hex(3)}")
+    return RunContext(rank, job.config.workers, {}, run, f"x{secrets.token_hex(3)}")
 
 
 class RunContext:
@@ -134,9 +137,7 @@ class RunContext:
     settings  the job's settings that were given to `kvps run`, under the names of `JobConfig`
     """
 
-    def __init__(
-        self, rank: int, workers: int, settings: Mapping[str, Any], run: tuple[str, str] | None, id: str = ""
-    ) -> None:
+    def __init__(self, rank: int, workers: int, settings: Mapping[str, Any], run: Run | None, id: str = "") -> None:
         self._owner = ProcessOwner("the worker of kvps.from_env()")
         self.rank = rank
         self.workers = workers
@@ -144,26 +145,27 @@ class RunContext:
         self.settings = dict(settings)
         self._run = run
         self._store = connect() if run else None
-        self._local: LocalJob | None = None
-        self._made = False
+        self._jobs: list[Job] = []
 
-    def create_job(self, params: Mapping[str, Any], **settings: Unpack[JobSettings]) -> Job:
+    def create_job(self, params: Mapping[str, Any], *, name: str = "", **settings: Unpack[JobSettings]) -> Job:
         """Return the job that all copies train. It begins with the `params` (name -> float32 array) of rank 0.
 
         The copy of rank 0 creates the job, or finds it when it is started again; the others wait for it. `settings` are
         those of `JobConfig`, and those given to `kvps run` apply too; a setting given in both must be the same in both.
         A copy that was started by hand gets its job as that is.
-        Raises InvalidSetting, WrongOrder for a second job, and what `Store.create_job` raises.
+        A script may have several jobs. The next one, as of another fold, is a job of its own as soon as the session of
+        the one before is closed. Two at once need a `name`, at least one of them. All copies make the same jobs.
+        Raises InvalidSetting, InvalidName, WrongOrder for a second job at once, JobSuspended if the run is stopped
+        before this job begins, and what `Store.create_job` raises.
         """
         self._owner.check()
-        if self._made:
-            raise WrongOrder("create_job() was called before: a run has one job")
+        which = _made_here.which(name)
         if "config" in settings:
             raise InvalidSetting("create_job: give single settings and no config: kvps run adds its own to them")
         given: dict[str, Any] = {"workers": self.workers} | self.settings
-        for name, value in settings.items():
-            if given.get(name, value) != value:
-                raise InvalidSetting(self._contradiction(name, value, given[name]))
+        for setting, value in settings.items():
+            if given.get(setting, value) != value:
+                raise InvalidSetting(self._contradiction(setting, value, given[setting]))
         # In every copy: one that only waited for the job would wait for ever.
         config = JobConfig.of("create_job", None, settings | given)
         if (most := launcher.own_most()) > self.workers and not config.units:
@@ -176,26 +178,35 @@ class RunContext:
             Path(asks).write_text(json.dumps({name: config.to_hash()[name] for name in stated}))
             raise SystemExit(0)
         if self._store is None or self._run is None:
-            self._local = local(params, config=config)
-            self._made = True
-            return self._local
+            self._jobs.append(alone := local(params, config=config))
+            return alone
         if config.unit_rounds and self.workers == 1 and _THREADS not in os.environ:
             log.warning("set %s=1 if other numbers of copies are to reach the same bits as this single one", _THREADS)
-        name, id = self._run
-        job = None
-        if self.rank == 0:
+        job, called = None, self._run.job_name(which)
+        if self.rank == 0 and may_begin(self._store, _made_here.newest):
             with suppress(JobExists):
                 config = replace(config, launched_by=launcher.own())
-                job = self._store.create_job(name, params, config=config, id=id)
-        found, job = job is None, job or _awaited(self._store, name)
-        if job.id != id:
+                job = self._store.create_job(called, params, config=config, id=self._run.job_id(called))
+        found, job = job is None, job or self._found(called)
+        if found and (differing := job.config.differing(config, settings | given)):
+            raise InvalidSetting(other_settings(called, job.config, config, differing))
+        self._began(name, job)
+        return job
+
+    def _found(self, name: str) -> Job:
+        """Return the job of that name, as soon as rank 0 has made it. Raises JobExists if that is another run's."""
+        assert self._store
+        assert self._run
+        job = awaited(self._store, name, _made_here.newest)
+        if job.id != self._run.job_id(name):
             raise JobExists(
                 f"another run has just made a job {name!r}: give this one its own name, kvps run --job NAME"
             )
-        if found and (differing := job.config.differing(config, settings | given)):
-            raise InvalidSetting(other_settings(name, job.config, config, differing))
-        self._made = True
         return job
+
+    def _began(self, name: str, job: Job) -> None:
+        self._jobs.append(job)
+        _made_here.began(name, job)
 
     @property
     def is_evaluator(self) -> bool:
@@ -227,14 +238,16 @@ class RunContext:
         return f"{name}: the script says {here} and kvps run says {given}: let only one of them say it"
 
     def close(self) -> None:
-        """Close the connection, and end a job that this process serves itself. Does nothing in a fork."""
+        """Close the connection, and end the jobs that this process serves itself. Does nothing in a fork."""
         if not self._owner.is_here:
             return
         if self._store:
             self._store.close()
-        if self._local:
-            self._local.close()
-            self._local = None
+        while self._jobs:
+            job = self._jobs.pop()
+            _made_here.closed(job)
+            if isinstance(job, LocalJob):
+                job.close()
 
     def __enter__(self) -> RunContext:
         return self
@@ -246,42 +259,58 @@ class RunContext:
 class EvaluatorContext(RunContext):
     """The evaluator of a run, as `from_env` returns it there. `rank` is that of no worker."""
 
+    _evaluator: Evaluator | None = None
+
     @property
     def is_evaluator(self) -> bool:
         return True
 
-    def create_job(self, params: Mapping[str, Any], **settings: Unpack[JobSettings]) -> Job:
+    def create_job(self, params: Mapping[str, Any], *, name: str = "", **settings: Unpack[JobSettings]) -> Job:
         """Return the job of the run as soon as a worker has made it."""
-        return self.job
-
-    @cached_property
-    def job(self) -> Job:
-        """The job of the run, as soon as a worker has made it."""
-        self._owner.check()
-        assert self._store
-        assert self._run
-        job = _awaited(self._store, self._run[0])
-        if job.id != self._run[1]:
-            raise JobExists(f"another run has just made a job {job.name!r}, and this one evaluates its own")
+        job = self.next_job(name)
+        self._began(name, job)
         return job
 
-    @cached_property
-    def _evaluator(self) -> Evaluator:
-        orders = Orders.of_this_process()
-        assert orders
-        return Evaluator(self.job, orders)
+    def next_job(self, name: str = "") -> Job:
+        """Return the job that `create_job` would return, without counting it."""
+        self._owner.check()
+        assert self._run
+        return self._found(self._run.job_name(_made_here.which(name)))
 
     def evaluates(self, job: Job) -> Callable[[Evaluate], Evaluate]:
+        """Evaluate the job up to its last version. The script goes on if the run has another job then, and passes
+        through this one. Else the process ends as soon as the run makes no further job."""
+        orders = Orders.of_this_process()
+        assert orders
+
         def run(evaluate: Evaluate) -> Evaluate:
-            self._evaluator.run(evaluate)
-            raise SystemExit(0)
+            Evaluator(job, orders).run(evaluate)
+            _evaluated.add(job.id)
+            assert self._run
+            assert self._store
+            while True:
+                over = is_last(self._store, job.access.keys)
+                if any(other.id not in _evaluated for other in self._run.jobs(self._store)):
+                    return evaluate
+                if over:
+                    raise SystemExit(0)
+                time.sleep(LOOK_AGAIN_S)
 
         return run
 
     def versions(self) -> Iterator[tuple[int, dict[str, Array]]]:
-        return self._evaluator.versions()
+        """Yield as `RunContext.versions` says; when called again, those of the next job of the run."""
+        orders = Orders.of_this_process()
+        assert orders
+        job = self.next_job()
+        self._evaluator = Evaluator(job, orders)
+        yield from self._evaluator.versions()
+        self._began("", job)
+        _made_here.closed(job)
 
     def report(self, version: int, figures: Mapping[str, float]) -> Evaluation:
+        if self._evaluator is None:
+            raise WrongOrder("report() is for a version that versions() has yielded")
         return self._evaluator.report(version, figures)
 
 
@@ -296,14 +325,6 @@ def other_settings(job: str, config: JobConfig, asked: UncheckedConfig, differin
         f"job {job!r} goes on with the settings that it has: {'; '.join(each)}. Give the same again, or begin anew "
         f"under another name (--job NAME)"
     )
-
-
-def _awaited(store: Store, name: str) -> Job:
-    """Return the job of that name as soon as it exists."""
-    while True:
-        with suppress(JobNotFound):
-            return store.job(name)
-        time.sleep(_LOOK_AGAIN_S)  # a job that does not exist has no stream to wait on
 
 
 def _in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

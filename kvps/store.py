@@ -223,6 +223,7 @@ class Store:
         shards: int | None = None,
         launched_by: str = "",
         before: JobConfig | None = None,
+        id: str | None = None,
     ) -> Job:
         """Create a job that continues from a checkpoint, with its name and number of shards unless others are given.
 
@@ -230,6 +231,7 @@ class Store:
         but for those that were evicted. `launched_by` is what `kvps.machine.launcher` says of the command whose
         processes they are. If one had launched the earlier job too, all are started again: then it waits for these too.
         `before` are the settings of the checkpoint's job, if `checkpoint.config` has others: the log says which.
+        `id` is as for `create_job`.
         Raises JobExists, InvalidName, InvalidSetting; nothing was changed then.
         """
         config = replace(checkpoint.config, launched_by=launched_by)
@@ -246,7 +248,8 @@ class Store:
             for what, flat in arrays.items()
         ]
         changed = checkpoint.config.changes(before) if before else {}
-        return self._make(name, config, layout, chunks, checkpoint, self._spread_id(name, config.shards), changed)
+        id = self._spread_id(name, config.shards) if id is None else check_id(id)
+        return self._make(name, config, layout, chunks, checkpoint, id, changed)
 
     def _spread_id(self, name: str, shards: int) -> str:
         """Return a fresh id under which the slots of all shards fall evenly on the nodes of a cluster."""
@@ -386,8 +389,8 @@ class Store:
             yield result
 
     def free_name(self, wished: str) -> str:
-        """Return the name `wished`, with a number appended if it is taken."""
-        taken, base = set(self.jobs()), wished[:60]
+        """Return the name `wished`, with a number appended if it is taken, also by a run of several jobs."""
+        taken, base = {name for job in self.jobs() for name in (job, job.rpartition(".")[0])}, wished[:60]
         return next(n for n in (base if i == 1 else f"{base}-{i}" for i in range(1, len(taken) + 2)) if n not in taken)
 
     def remove_job(self, name: str, id: str | None = None) -> None:

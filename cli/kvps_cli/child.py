@@ -30,7 +30,8 @@ class Child:
     version: int = 0
     fruitless: int = 0
     judged: bool = False  # `finished` and `evicted` are known, because its end was looked at
-    finished: bool = False  # its worker has done all its rounds
+    finished: bool = False  # its worker has done all rounds of all jobs that are there
+    goes_on: bool = False  # the script may all the same have more to do
     evicted: bool = False  # its worker was evicted while it ran
     leaving: float = 0.0  # when it was asked to leave; 0 if it was not
     recalled: bool = False  # it is wanted again, once it has left
@@ -55,7 +56,8 @@ class Child:
         it is wanted again."""
         if self.leaving:
             return self.recalled
-        return self.retried or (not self.finished and ((self.code or 0) < 0 or (self.evicted and bool(self.code))))
+        over = self.finished and not self.goes_on
+        return self.retried or (not over and ((self.code or 0) < 0 or (self.evicted and bool(self.code))))
 
     @property
     def done(self) -> bool:

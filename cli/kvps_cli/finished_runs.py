@@ -10,6 +10,7 @@ from kvps.job import Job
 from kvps.machine.launcher import Launcher
 from kvps.parsing import entry_ms
 from kvps.protocol.job_state import State
+from kvps.run_jobs import names_of
 from kvps.store import Store
 from kvps_cli.output import say
 
@@ -19,11 +20,12 @@ _SHARE = 4  # they have this part of the machine's memory at the most
 
 def make_room(store: Store, quiet: bool, spared: str = "") -> None:
     """Remove the oldest jobs of finished runs from a private server that stays, if it has more than a few or they are
-    large. Never removes a job that is at work, or the `spared` one, or one of a server that keeps its data or lasts."""
+    large. Never removes a job that is at work, or of the run `spared`, or one of a server that keeps its data or
+    lasts."""
     if not store.ends_unused or not store.stays_s or store.keeps_data:
         return
     each = store.read_jobs(_ended, lambda *_: None)
-    ended = sorted(found for found in each if found and found[2] != spared)
+    ended = sorted(found for found in each if found and not names_of(spared, found[2:3]))
     while len(ended) >= _MOST or sum(nbytes for _, nbytes, *_ in ended) > _room():
         _, _, name, id = ended.pop(0)
         with suppress(JobNotFound):  # another run makes room too

@@ -54,19 +54,19 @@ class Care(NamedTuple):
 
 
 class Supervisor:
-    """The supervisor of a job's processes. They get the server's URL in their environment; it sees each death at once.
+    """The supervisor of the processes of a run. They get the server's URL in their environment; it sees each death at
+    once.
 
-    `launched_by` is the text by which they know the command that launches them. `find` returns the job, or None before
-    it is made. Every kill is logged, with what was done about it.
+    `launched_by` is the text by which they know the command that launches them. `jobs` returns the jobs of the run that
+    were made so far, the newest last. Every kill is logged, with what was done about it.
     """
 
     def __init__(
-        self, store: Store, launched_by: str, find: Callable[[], Job | None], care: Care | None = None
+        self, store: Store, launched_by: str, jobs: Callable[[], Sequence[Job]], care: Care | None = None
     ) -> None:
         self.children: dict[str, Child] = {}
+        self.jobs = jobs
         self._ended: dict[str, str] = {}  # mark -> the process, and how it ended
-        self._find = find
-        self._job: Job | None = None
         self._care = care or Care()
         self._forgiven = 0
         self._memory_kills = memory.kills()  # that happened before, or are told of a child
@@ -75,12 +75,6 @@ class Supervisor:
         self._died = threading.Event()
         own = {"KVPS_REDIS_URL": store.url, launcher.VARIABLE: launched_by}
         self._environment = (SAME_BITS if self._care.share_cores else {}) | os.environ | own
-
-    @property
-    def job(self) -> Job | None:
-        """The job, or None before it is made."""
-        self._job = self._job or self._find()
-        return self._job
 
     def start(self, name: str, *arguments: str) -> Child:
         """Run ``kvps *arguments`` as child `name`."""
@@ -108,7 +102,7 @@ class Supervisor:
             child = self.children[name] = Child(name, command, environment, popen, mark, heard, own)
         else:
             child.process, child.mark, child.heard, child.killed_by = popen, mark, heard, ""
-            child.judged = child.evicted = child.recalled = child.retried = False
+            child.judged = child.evicted = child.recalled = child.retried = child.goes_on = False
             child.leaving = 0.0
         log.debug("%s: started: %s", child, " ".join(command))
         threading.Thread(target=self._hear, args=(child, popen, heard), name=f"kvps-hear-{name}", daemon=True).start()
@@ -160,15 +154,20 @@ class Supervisor:
         if self._died.wait(timeout_s):
             self._died.clear()
             ended = [child for child in self.children.values() if child.code is not None]
-            released = dict[str, list[str]]()
-            if job := self.job:  # looked up after the ends: a quick child may have made the job and finished
-                # A copy that was killed while all stop keeps its place: without its gradient there is no next version.
-                released = release_dead(job, {child.mark for child in ended if child.own or not self._stopping})
-                state = job.state()
-                for child in ended:
-                    child.finished = _has_finished(child.name, state, job.config)
-                    if not child.judged:  # later it is evicted all the same, by this process
-                        child.evicted = child.mark not in released and _was_evicted(child, state)
+            # Looked up after the ends: a quick child may have made a job and finished. A copy that was killed while all
+            # stop keeps its place: without its gradient there is no next version.
+            jobs, dead = self.jobs(), {child.mark for child in ended if child.own or not self._stopping}
+            released = defaultdict[str, list[str]](list)
+            for job in jobs:
+                for mark, done in release_dead(job, dead).items():
+                    released[mark] += done
+            states = [(job.state(), job.config) for job in jobs]
+            for child in ended if jobs else ():
+                child.finished = all(_has_finished(child.name, state, config) for state, config in states)
+                if not child.judged:  # later it is evicted all the same, by this process
+                    evicted = any(_was_evicted(child, state) for state, _ in states)
+                    child.evicted = child.mark not in released and evicted
+                    child.goes_on = child.finished and self._may_have_more(child)
             for child in ended:
                 if not child.judged:
                     child.retried = self._forgives(child)
@@ -188,6 +187,12 @@ class Supervisor:
         for child in self.children.values():
             if child.leaving and child.running and time.monotonic() - child.leaving > self._care.grace_s:
                 signal_group(child.process, signal.SIGKILL)
+
+    def _may_have_more(self, child: Child) -> bool:
+        """Return whether a copy that was killed behind its last round is started again: while others run, the script
+        may come to another job, for which they would wait. It passes through those that are finished."""
+        others = any(other.running for other in self.children.values() if not other.own and other is not child)
+        return others and not child.own and not self._stopping and child.fruitless < _FRUITLESS - 1
 
     def _is_to_be_said(self, child: Child) -> bool:
         """Return whether nobody knows yet that a child has ended, for good. A command of kvps says itself why."""
@@ -228,14 +233,14 @@ class Supervisor:
         return self._ended.get(_mark(holder)) or f"{child or holder}, {why}"
 
     def _restart(self, child: Child) -> None:
-        job = self.job
-        version = job.state().version if job else 0
+        jobs = self.jobs()
+        version = sum(job.state().version for job in jobs)
         child.fruitless = child.fruitless + 1 if version == child.version else 0
         child.version = version
         if child.fruitless == _FRUITLESS and self._care.gives_up:
             how = f"killed {_FRUITLESS} times in a row by signal {-child.process.returncode} ({child.kill})"
             raise KvpsError(
-                f"{f'job {job.name}' if job else 'the run'} ends: {child.name} was "
+                f"{f'job {jobs[-1].name}' if jobs else 'the run'} ends: {child.name} was "
                 f"{how if child.signal else f'evicted {_FRUITLESS} times in a row'} before anything was committed"
             )
         self.run_again(child)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from kvps.errors import CorruptData, KvpsError
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.tensor_file import SUFFIX
+from kvps.parsing import NAME, file_name
 
 
 class Newest(NamedTuple):
@@ -27,6 +29,23 @@ def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
             yield path, Checkpoint.load(path)
         except KvpsError:
             yield path, None
+
+
+def jobs_in(directory: Path) -> set[str]:
+    """Return the names of the jobs of which a directory has checkpoints."""
+    matches = (_named().fullmatch(path.name) for path in directory.glob(f"[!.]*{SUFFIX}"))
+    return {match["job"] for match in matches if match}
+
+
+def ended_file(directory: Path, run: str, id: str) -> Path:
+    """Return the file that says that a run has made its last job, and finished all."""
+    return directory / file_name(f"{run}.{id}.ended", "the name of a file that says that a run has ended")
+
+
+def note_end(directory: Path, run: str, id: str) -> None:
+    """Note that a run has made its last job, and finished all. Without the note its script is only started again."""
+    with suppress(OSError):
+        ended_file(directory, run, id).touch(0o600)
 
 
 def newest(directory: Path, job: str) -> Newest | None:
@@ -73,7 +92,7 @@ def prune(directory: Path, job: str, id: str, keep: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def _named(job: str, id: str = "") -> re.Pattern[str]:
-    """Return the pattern of the names of a job's files."""
-    of = re.escape(id) or "[0-9a-f]{8}"
-    return re.compile(rf"{re.escape(job)}\.(?P<id>{of})-(?P<version>[0-9]{{8,16}}){re.escape(SUFFIX)}")
+def _named(job: str = "", id: str = "") -> re.Pattern[str]:
+    """Return the pattern of the names of a job's files, or of any job's."""
+    job, of = re.escape(job) or NAME.pattern, re.escape(id) or "[0-9a-f]{8}"
+    return re.compile(rf"(?P<job>{job})\.(?P<id>{of})-(?P<version>[0-9]{{8,16}}){re.escape(SUFFIX)}", re.ASCII)

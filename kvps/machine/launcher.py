@@ -27,6 +27,7 @@ class Launcher(NamedTuple):
     """A command that launched the workers of a job, and the process that it is or was.
 
     most   how many workers it may start: they are w0, w1, and so on; 0 if it said nothing, as earlier ones
+    run    the name of the run whose jobs they train, see kvps.run_jobs; "" if it has one job
     """
 
     command: str
@@ -35,14 +36,15 @@ class Launcher(NamedTuple):
     start: str
     space: str
     most: int = 0
+    run: str = ""
 
     @classmethod
     def of(cls, text: str) -> Launcher:
         """Read the text that a job notes. Raises CorruptData if it names no launcher."""
         f = Fields.of_json(text, "the launcher")
-        most = f.whole("most", high=_MOST_WORKERS, default=0)
+        most, run = f.whole("most", high=_MOST_WORKERS, default=0), f.text("run", default="")
         return cls(
-            f.text("command"), f.text("host"), f.whole("pid", high=2**31), f.text("start"), f.text("space"), most
+            f.text("command"), f.text("host"), f.whole("pid", high=2**31), f.text("start"), f.text("space"), most, run
         )
 
     @property
@@ -59,9 +61,10 @@ class Launcher(NamedTuple):
         return f"{self.command} (process {self.pid} on {self.host})"
 
 
-def this_process(command: str, most: int = 0) -> str:
-    """Return the text that a job notes of this process, which runs `command` and may start up to `most` workers."""
-    me = process.identity() | {"command": command, "most": most}
+def this_process(command: str, most: int = 0, run: str = "") -> str:
+    """Return the text that a job notes of this process, which runs `command` and may start up to `most` workers of the
+    jobs of a `run`."""
+    me = process.identity() | {"command": command, "most": most, "run": run}
     return json.dumps({name: me[name] for name in Launcher._fields})
 
 
@@ -83,6 +86,12 @@ def evaluates() -> bool:
 def own_name() -> str:
     """Return the name of this process in its run: a worker, or evaluator; "" if it is neither."""
     return EVALUATOR if evaluates() else own_worker()
+
+
+def own_rank(otherwise: int) -> int:
+    """Return the number of this process as a copy of a script; `otherwise` if it is none."""
+    rank = os.environ.get(RANK, "")
+    return int(rank) if rank.isdecimal() else otherwise
 
 
 def own_worker() -> str:

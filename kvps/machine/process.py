@@ -39,6 +39,12 @@ def is_dead(process: Mapping[str, Any]) -> bool:
     return _start_time(int(process["pid"])) != process.get("start")
 
 
+def is_this(process: Mapping[str, Any]) -> bool:
+    """Return whether the process of this identity is the calling one."""
+    me = identity()
+    return all(process.get(name) == me[name] for name in ("host", "pid", "start"))
+
+
 def runs(pid: int) -> bool:
     """Return whether a process of this machine runs; a zombie does not. Outside Linux this is unknown: False."""
     return _start_time(pid) != ""

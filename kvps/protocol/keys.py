@@ -101,6 +101,9 @@ are in the same half of all slots, and so on one of two masters.
                                                    scale               job keeps, if that may change; expires
     kvps:{job}:host:<number>               string  kvps run            JSON: the process that has this part of a run of
                                                                        several hosts, its line, and the run; expires
+    kvps:{job}:last                        string  kvps run            nothing: the run of this job makes no other one,
+                                                                       because its rank 0 has ended; deleted when the
+                                                                       run is resumed
     kvps:{job}:pin                         string  pin.lua             JSON: the version of a slow reader; expires
     kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
                                                                        that Redis was given, with the job's state then
@@ -257,6 +260,7 @@ class JobKeys:
     activity = _Control()
     aggregators = _Control()
     copies = _Control()
+    last = _Control()
     evaluation = _Control()
 
     def lease(self, shard: int) -> str:

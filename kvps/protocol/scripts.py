@@ -17,6 +17,7 @@ from typing import Any
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
 from kvps.errors import ContributionLate, CorruptData, UsageError, WorkerAlive, WrongOrder, some_of
+from kvps.machine.process import is_this
 from kvps.parsing import Fields, whole
 from kvps.protocol.answers import (
     Accepted,
@@ -169,11 +170,10 @@ class JobScripts:
             case ["ALIVE", text]:
                 entry = Fields.of_json(text, f"worker {worker!r}", deepest=1)
                 pid, host, _ = entry.whole("pid", high=2**31), entry.text("host"), entry.word("incarnation")
-                raise WorkerAlive(
-                    f"worker {worker!r} of job {job!r} lives (process {pid} on {host}): choose another id, or stop "
-                    f"that one first",
-                    entry.as_dict(),
-                )
+                lives = f"lives (process {pid} on {host}): choose another id, or stop that one first"
+                if is_this(entry.as_dict()):
+                    lives = "has joined in this very process: close its session or optimizer before it joins again"
+                raise WorkerAlive(f"worker {worker!r} of job {job!r} {lives}", entry.as_dict())
             case ["COMPLETE", *workers]:
                 raise UsageError(f"job {job!r} has all its workers ({some_of(sorted(workers))}): join as one of them")
         raise damaged(f"{self._keys.workers} (worker {worker!r})")

@@ -29,6 +29,7 @@ from kvps.config import JobSettings
 from kvps.errors import InvalidSetting, JobSuspended, KvpsError, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
+from kvps.session.finished import FinishedSession
 from kvps.torch.attached import Group, known_to_schedulers
 from kvps.torch.inner_optimizer import Inner
 from kvps.torch.loading import load
@@ -54,6 +55,7 @@ class Options(JobSettings, total=False):
     takeover: bool
     prefetch: bool
     group: dist.ProcessGroup | None
+    name: str
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -81,11 +83,12 @@ class Optimizer(torch.optim.Optimizer):
         weights.
 
         Under `kvps run` that is the job of the run: its rank 0 creates it, with the settings in `options` (those of
-        `Store.create_job`). Without `kvps run` this process is the only worker of a job of its own. With `job` it joins
-        that one, whose optimizer must be the same. `scheduler`, made for `optimizer`, is translated with it; the loop
-        may go on calling its step(). `every`, `steps` and `clip_norm` are as for `kvps.torch.optimizer`, `buffers` as
-        for `kvps.torch.parameters`, `inner` (whose number of steps is the job's `local_steps`), `worker`, `takeover`,
-        `prefetch` and `group` as for `kvps.torch.join`. Raises what these raise, and InvalidSetting.
+        `Store.create_job`). Once this optimizer is closed, the next one of the script has a job of its own; two at once
+        need a `name`, as in name="critic". Without `kvps run` this process is the only worker of a job of its own. With
+        `job` it joins that one, whose optimizer must be the same. `scheduler`, made for `optimizer`, is translated with
+        it; the loop may go on calling its step(). `every`, `steps` and `clip_norm` are as for `kvps.torch.optimizer`,
+        `buffers` as for `kvps.torch.parameters`, `inner` (whose number of steps is the job's `local_steps`), `worker`,
+        `takeover`, `prefetch` and `group` as for `kvps.torch.join`. Raises what these raise, and InvalidSetting.
         """
         given = cast(dict[str, Any], dict(options))
         if "optimizer" in given:
@@ -112,7 +115,8 @@ class Optimizer(torch.optim.Optimizer):
         try:
             super().__init__([Group(group) for group in optimizer.param_groups], dict(optimizer.defaults))
             optimizer.param_groups = self.param_groups  # a scheduler that was made for it goes on there
-            self._steps_before = self._passed_over = 0
+            self._steps_before = 0
+            self._passed_over: float = math.inf if isinstance(self.worker.session, FinishedSession) else 0
             self._rates = Rates(self, self.job, self.worker, model, scheduler, how.get("every", 1))
             self._pull()
         except BaseException:
@@ -175,7 +179,7 @@ class Optimizer(torch.optim.Optimizer):
     def _pull(self) -> None:
         """Fill the model with the next weights; gradients stay as they are, as after a step of PyTorch."""
         grads = [(p, p.grad) for group in self.param_groups for p in group["params"]]
-        if not self.job.config.units:
+        if not self.job.config.units or self._passed_over == math.inf:
             self.worker.discard_changes()  # `step` has checked; before, what a library has loaded counts for nothing
             self.worker.pull()
         for parameter, _ in grads:
@@ -199,9 +203,9 @@ class Optimizer(torch.optim.Optimizer):
         many steps it has taken, which of its steps in the job the next one is, and its `state`. Momentum and moments
         are in the job: `kvps checkpoint save` saves them. While steps are passed over, the clock is that of the loop.
         """
-        clock, step = self.worker.session.clock, self.worker.done + self.worker.not_pushed - self._passed_over
-        if self._passed_over:
-            clock -= math.ceil(self._passed_over / self.worker.steps_of_push)
+        over = int(self._passed_over) if self._passed_over < math.inf else 0
+        clock, step = self.worker.session.clock, self.worker.done + self.worker.not_pushed - over
+        clock -= math.ceil(over / self.worker.steps_of_push) if over else 0
         own = {"job": self.job.name, "id": self.job.id, "clock": clock, "steps": self.steps, "step": step}
         own |= {"state": dict(self.worker.state), "rates": self._rates.shown}
         return super().state_dict() | {_STATE: own}
@@ -229,7 +233,7 @@ class Optimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         self._rates.keep(groups)
         self._steps_before = own["steps"] - self.worker.steps
-        self._passed_over = passed_over
+        self._passed_over = passed_over if self._passed_over < math.inf else math.inf
         self._pull()  # a library has just loaded a checkpoint of its own into the model
         if own["steps"] or passed_over:  # and not what accelerate has saved just before
             self._rates.loaded(own.get("rates"), passed_over > 0)

@@ -15,12 +15,13 @@ from kvps.torch.loading import fill_with
 Evaluate = Callable[[torch.nn.Module, Job], Mapping[str, Any]]
 
 
-def evaluates(model: torch.nn.Module) -> Callable[[Evaluate], Evaluate]:
+def evaluates(model: torch.nn.Module, *, name: str = "") -> Callable[[Evaluate], Evaluate]:
     """Decorate the function that evaluates `model`: it gets the model and the job, which it may stop, and returns
     figures, as in ``{"loss": 0.12}``.
 
     In the evaluator of ``kvps run --eval-every N`` it fills the model with each N-th version and calls the function in
-    evaluation mode and without gradients, reports what it returns, and after the job's last version ends the process.
+    evaluation mode and without gradients, reports what it returns, and after the job's last version ends the process,
+    or goes on to the next job of a script that has several; `name` is that of a job that the script names.
     In a worker, and without `kvps run`, this changes nothing. So put it before the job is joined, and before
     `Optimizer`. Buffers that the job does not have stay as they are in the model: `load` says which. Raises
     LayoutMismatch for a model that is not the job's.
@@ -30,14 +31,15 @@ def evaluates(model: torch.nn.Module) -> Callable[[Evaluate], Evaluate]:
         if launch.is_evaluator():
             with launch.from_env() as run:
                 assert isinstance(run, EvaluatorContext)
-                job = run.job
-                for version, weights in run.versions():
+                job = run.next_job(name)
+
+                def figures(weights: Mapping[str, Any]) -> Mapping[str, Any]:
                     fill_with(job, model, weights)
                     model.eval()
                     with torch.no_grad():
-                        figures = evaluate(model, job)
-                    run.report(version, figures)
-            raise SystemExit(0)
+                        return evaluate(model, job)
+
+                run.evaluates(job)(figures)
         return evaluate
 
     return decorate

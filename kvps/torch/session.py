@@ -27,6 +27,7 @@ from kvps.errors import (
 )
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
+from kvps.session.finished import FinishedSession
 from kvps.session.session import Session, not_to_be_pickled
 from kvps.torch.batches import Batches, batches_of
 from kvps.torch.flat_tensors import FlatTensors
@@ -89,7 +90,7 @@ def join(
         member = join_as_group(job, group, worker, device, takeover, prefetch)
         return TorchSession(member, params, buffers, watch, overlap)
     session = job.join(worker, device=device, takeover=takeover, prefetch=prefetch)
-    if local:
+    if local and not isinstance(session, FinishedSession):
         try:
             _resume(session, local)
         except BaseException:

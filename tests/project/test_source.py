@@ -66,6 +66,7 @@ WRITES = {  # who makes files or directories: which
     "cli/kvps_cli/output.py": "the picture, trace or page that --out names",
     "cli/kvps_cli/train/up.py": "the file of --report",
     "kvps/launch.py": "what a script asks for, where kvps run has said",
+    "kvps/history/checkpoint_directory.py": "the note that a run has ended, beside its checkpoints",
     "kvps/history/tensor_file.py": "checkpoints and best versions in the directory that an option names",
     "kvps/history/commit_log.py": "logs beside the checkpoints",
     "kvps/machine/files.py": "files and directories that are only their owner's",

@@ -126,10 +126,10 @@ class EvaluatorProcess:
             if self._child.code == 0:
                 break
             with suppress(KvpsError):  # a server that is away: it has evaluated what it had
-                job = self._supervisor.job
-                newest = job.evaluation() if job else None
-                if newest and newest.version > last:
-                    left, last = _AGAIN, newest.version
+                jobs = self._supervisor.jobs()
+                done = sum(newest.version + 1 for job in jobs if (newest := job.evaluation()))
+                if done > last:
+                    left, last = _AGAIN, done
             end = f"was killed ({self._child.kill})" if self._child.signal else f"failed (code {self._child.code})"
             if not left:
                 log.error("%s %s again: the training goes on without evaluations", self._child, end)
@@ -151,13 +151,12 @@ class EvaluatorProcess:
         if not self._over.is_set():
             why = "the run is stopped" if hurries() else f"{self._grace_s:g} s are over (--eval-grace)"
             log.error("%s is ended before it has evaluated the last version: %s", self._child, why)
-        job = self._supervisor.job
-        if job and self._orders.keep_best and not quiet:
+        jobs = self._supervisor.jobs()
+        for job in jobs if self._orders.keep_best and not quiet else ():
             path = best_file(Path(self._orders.directory), job.name, job.id)
-            best = best_of(path)
-            say(
-                f"best {self._orders.keep_best}: {best}, kept in {path}" if best else "no version was the best: no file"
-            )
+            best, of_job = best_of(path), f" of job {job.name}" if len(jobs) > 1 else ""
+            line = f"best {self._orders.keep_best}{of_job}: {best}, kept in {path}"
+            say(line if best else f"no version{of_job} was the best: no file")
 
     def end(self) -> None:
         """End it, if it still runs."""

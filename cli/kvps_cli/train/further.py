@@ -15,13 +15,14 @@ from pathlib import Path
 
 from kvps.config import JobConfig, division_of
 from kvps.errors import InvalidSetting, KvpsError, UsageError
-from kvps.history.checkpoint_directory import newest
+from kvps.history.checkpoint_directory import jobs_in, newest
 from kvps.job import Job
 from kvps.launch import ASKS, of_copy, other_settings
 from kvps.machine import launcher
 from kvps.machine.process import ending_with_this
 from kvps.parsing import Fields
 from kvps.protocol.run_control import RunControl
+from kvps.run_jobs import Run, names_of
 from kvps.store import Store, fresh_id
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.resume import Launch, Origin, restored
@@ -30,21 +31,25 @@ from kvps_cli.train.stop import keep
 _GROWS = ("epochs", "units", "rounds")
 
 
-def further(
-    command: Sequence[str], kept: KeptFiles, store: Store, name: str, launch: Launch, finished: Origin
-) -> Origin:
-    """Return the origin of a run whose job is finished: a job that goes on if its script asks for more, else the same.
+def further(command: Sequence[str], kept: KeptFiles, store: Store, name: str, launch: Launch) -> Origin | None:
+    """Return the origin of a run whose only job is finished, and goes on because its script asks for more; else None.
 
     Raises InvalidSetting if the script asks for less, or for another job, KvpsError if it fails.
     """
     found = newest(launch.directory, name) if launch.directory else None
-    config = finished.job.config if finished.job else found.checkpoint.config if found else None
+    known = {*store.jobs(), *(jobs_in(launch.directory) if launch.directory else ())}
+    if names_of(name, known) != [name]:
+        return None  # a run of several jobs passes through its script
+    job = store.job(name) if name in store.jobs() else None
+    if not (job.state().finished(job.config) if job else found and found.checkpoint.finished):
+        return None
+    config = job.config if job else found.checkpoint.config if found else None
     stated = _asked(store, name, launch, command)
     if config is None or stated is None:
-        return finished
+        return None
     asked = JobConfig.from_hash(config.to_hash() | stated, "what the script asks for")
     if not (differing := config.differing(asked, sorted(stated))):
-        return finished
+        return None
     if others := [each for each in differing if each not in _GROWS]:
         raise InvalidSetting(other_settings(name, config, asked, others))
     if less := [each for each in differing if getattr(asked, each) < getattr(config, each)]:
@@ -52,16 +57,17 @@ def further(
         raise InvalidSetting(f"job {name!r} is finished with {less[0]} {has}, and {other} is less: nothing was changed")
     asked = replace(config, **{each: getattr(asked, each) for each in _GROWS})
     _check_same_units(name, config, asked)
-    if finished.job:
-        _move(store, finished.job, launch, kept)
+    if job:
+        _move(store, job, launch, kept)
         found = newest(launch.directory, name) if launch.directory else None
     assert found
     checkpoint = replace(
         found.checkpoint, config=asked, run=RunControl(), workers=_unfinished(found.checkpoint.workers)
     )
-    job = restored(store, name, checkpoint, launch, found.checkpoint.config)
+    job = restored(store, name, checkpoint, launch, before=found.checkpoint.config)
     more = ", ".join(f"{each} {getattr(config, each)} to {getattr(asked, each)}" for each in differing)
-    return Origin(job, f"job {name}: goes on at version {checkpoint.version}, from {found.path}, with {more}")
+    line = f"job {name}: goes on at version {checkpoint.version}, from {found.path}, with {more}"
+    return Origin(Run(name, job.id), [line])
 
 
 def _asked(store: Store, name: str, launch: Launch, command: Sequence[str]) -> dict[str, str] | None:

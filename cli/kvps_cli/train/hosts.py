@@ -118,7 +118,7 @@ def placed(store: Store, name: str, line: Line, most: int, begin: Callable[[str]
     returns the job's id. Raises UsageError if all places are taken, or another host took this one meanwhile,
     InvalidSetting if the others have another line, and what `begin` raises.
     """
-    own = launcher.this_process("kvps run", most)
+    own = launcher.this_process("kvps run", most, name)
     if line.hosts == 1:
         yield Place(own, begin(own), range(most))
         return

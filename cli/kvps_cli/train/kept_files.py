@@ -100,6 +100,9 @@ class KeptFiles(SharedOptions):
         options += ["--checkpoints", str(directory)] if directory else []
         return options + ([] if versions is None else ["--log-keep", str(versions)])
 
-    def logging_to(self, job: Job, quiet: bool, holds_newest: bool = False) -> AbstractContextManager[TrainingLog]:
-        """Write the training curves of a job inside the block."""
-        return training_log.logging_to(self.targets, job, quiet, self.kept_log.directory, holds_newest)
+    def logging_to(
+        self, job: Job, quiet: bool, holds_newest: bool = False, which: str = ""
+    ) -> AbstractContextManager[TrainingLog]:
+        """Write the training curves of a job inside the block; `which` tells it from the first job of its run."""
+        targets = [target.of(which) for target in self.targets]
+        return training_log.logging_to(targets, job, quiet, self.kept_log.directory, holds_newest)

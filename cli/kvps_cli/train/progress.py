@@ -46,7 +46,9 @@ class Display:
     clock, how many samples it will have.
     """
 
-    def __init__(self, job: Job, rounds: dict[str, int], quiet: bool = False) -> None:
+    def __init__(self, job: Job, rounds: dict[str, int], quiet: bool = False, title: str = "") -> None:
+        """`title` begins each plain line: of several jobs, which one it is about."""
+        self._title = title
         self._console = Console(stderr=True, quiet=quiet)
         self._job = job
         self._watch = JobWatch(job)
@@ -82,7 +84,7 @@ class Display:
             self._print(state)
 
     def _print(self, state: State) -> None:
-        self._console.print(self.line(state), highlight=False, soft_wrap=True)
+        self._console.print(self._title + self.line(state), highlight=False, soft_wrap=True)
 
     def observe(self, state: State) -> None:
         """Note the time, the number of contributions and how much is done, for the rate and the time left."""
@@ -182,50 +184,68 @@ def aggregators_option(**more: Any) -> Any:
     return typer.Option(metavar="N", min=1, max=64, help=help, rich_help_panel="Failures", **more)
 
 
-def aggregate(supervisor: Supervisor, job: str, number: int, options: Sequence[str]) -> list[Child]:
-    """Start `number` aggregators of the job, which need not exist yet."""
-    names = [f"aggregator{n or ''}" for n in range(number)]
+def aggregate(supervisor: Supervisor, job: str, number: int, options: Sequence[str], which: str = "") -> list[Child]:
+    """Start `number` aggregators of the job, which need not exist yet; `which` tells them from those of other jobs."""
+    names = [f"aggregator{n or ''}{which}" for n in range(number)]
     return [supervisor.start(name, "aggregator", "start", "--job", job, *options) for name in names]
 
 
-def follow(
-    supervisor: Supervisor,
-    job: Job,
-    serving: list[Child],
-    copies: Copies,
-    display: Display,
-    finished: Callable[[State], None] = lambda _: None,
-) -> None:
-    """Show the job until its workers have ended and all their contributions are committed.
+class Followed:
+    """A job that a command serves and shows. Its aggregators are `serving`; it calls `finished` once the job is
+    finished, before any line is printed that a worker wrote after that."""
 
-    Call `finished` once the job is finished, before printing any line that a worker wrote after that. Raises KvpsError
-    if the job cannot finish: too many workers ended before they had joined, or all aggregators failed.
-    """
-    holders = [""] * job.layout.shards
-    while not copies.over(job):
+    def __init__(
+        self, job: Job, serving: list[Child], display: Display, finished: Callable[[State], None] = lambda _: None
+    ) -> None:
+        self.job = job
+        self.serving = serving
+        self.over = False
+        self._display = display
+        self._finished = finished
+        self._holders = [""] * job.layout.shards
+        self._state: State | None = None
+
+    def look(self, last: bool = False) -> None:
+        """Show the job as it is now."""
+        self._state = state = self.job.state()
+        self.over = state.finished(self.job.config)
+        self._display.show(state, last=last or self.over)
+        if self.over:
+            self._finished(state)
+
+    def check(self, supervisor: Supervisor, copies: Copies, ended: dict[str, bool]) -> None:
+        """Keep the job served. Raises KvpsError if it cannot finish: too many workers have `ended`, and whether they
+        failed, before they had joined, or all aggregators failed."""
+        assert self._state
+        job = self.job
+        self._holders = _log_failovers(supervisor, self._holders, job.holders())
+        joined = {m.worker for m in self._state.members.values() if not m.awaited}
+        absent = {name: failed for name, failed in ended.items() if name not in joined}
+        to_come = [child for child in copies.all if child.name not in {*joined, *ended}]
+        lacking = len(joined) + len(to_come) < job.config.workers
+        if absent and lacking and not (copies.stopping or self.over):
+            how = "failed" if any(absent.values()) else "ended"
+            raise KvpsError(f"job {job.name} ends: {', '.join(absent)} {how} before it had joined")
+        _keep_served(job, self.serving, supervisor)
+
+
+def follow(supervisor: Supervisor, followed: Callable[[], Sequence[Followed]], copies: Copies) -> None:
+    """Show the jobs until their workers have ended and all their contributions are committed. `followed` returns those
+    that are there. Raises KvpsError if one of them cannot finish."""
+    while not copies.over([each.job for each in followed()]):
         supervisor.watch(POLL_S)
-        copies.follow(job)
+        jobs = followed()
+        copies.follow([each.job for each in jobs if not each.over or each is jobs[-1]])
         lines = supervisor.new_lines()
         ended = {child.name: child.failed for child in copies.all if child.done}
         # Read last: the state then has the joins of ended workers, and `finished` is called before later lines.
-        state = job.state()
-        over = state.finished(job.config)
-        display.show(state, last=over)
-        if over:
-            finished(state)
+        for each in jobs:
+            each.look()
         relay(lines)
-        holders = _log_failovers(supervisor, holders, job.holders())
-        joined = {m.worker for m in state.members.values() if not m.awaited}
-        absent = {name: failed for name, failed in ended.items() if name not in joined}
-        to_come = [child for child in copies.all if child.name not in {*joined, *ended}]
-        if absent and not copies.stopping and len(joined) + len(to_come) < job.config.workers:
-            how = "failed" if any(absent.values()) else "ended"
-            raise KvpsError(f"job {job.name} ends: {', '.join(absent)} {how} before it had joined")
-        _keep_served(job, serving, supervisor)
-    state = job.state()
-    display.show(state, last=True)
-    if state.finished(job.config):
-        finished(state)
+        for each in jobs:
+            each.check(supervisor, copies, ended)
+    for each in followed():
+        each.look(last=True)
 
 
 def relay(lines: Sequence[Line]) -> None:
@@ -242,10 +262,12 @@ def _log_failovers(supervisor: Supervisor, before: list[str], holders: list[str]
     return [new or old for old, new in zip(before, holders, strict=True)]
 
 
-def finish(supervisor: Supervisor, job: Job, serving: list[Child]) -> None:
-    """End the aggregators of a job whose workers have ended, and print the last lines of all children."""
-    if job.state().finished(job.config):
-        supervisor.await_end([child.name for child in serving], _FINISH_S)  # aggregators sweep before they end
+def finish(supervisor: Supervisor, followed: Sequence[Followed]) -> None:
+    """End the aggregators of jobs whose workers have ended, and print the last lines of all children."""
+    for each in followed:
+        if each.job.state().finished(each.job.config):
+            # Aggregators sweep before they end.
+            supervisor.await_end([child.name for child in each.serving], _FINISH_S)
     supervisor.end()
     relay(supervisor.new_lines())
 

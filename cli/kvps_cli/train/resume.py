@@ -1,9 +1,10 @@
-"""`kvps run --resume`: finds what a run goes on from: the job on the server, its newest checkpoint, or nothing."""
+"""`kvps run --resume`: finds what a run goes on from: its jobs on the server, their newest checkpoints, or nothing."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from kvps.config import JobConfig, UncheckedConfig
 from kvps.errors import InvalidSetting, JobNotFound, UsageError, counted
 from kvps.history.checkpoint import Checkpoint
-from kvps.history.checkpoint_directory import newest, passed_over
+from kvps.history.checkpoint_directory import Newest, ended_file, jobs_in, newest, passed_over
 from kvps.job import Job, readable
 from kvps.launch import other_settings
 from kvps.machine import process
@@ -19,7 +20,8 @@ from kvps.machine.launcher import Launcher
 from kvps.parsing import number
 from kvps.protocol.job_state import Member
 from kvps.protocol.run_control import RunControl
-from kvps.store import Store
+from kvps.run_jobs import Run, names_of, run_of
+from kvps.store import Store, fresh_id
 from kvps_cli.new_job import storing
 from kvps_cli.output import say
 from kvps_cli.train.control import ending
@@ -54,35 +56,69 @@ class Launch(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where a run begins: with a job that goes on, or without one, which its copies are to make. `line` says which; a
-    job that is `finished` has nothing left to train."""
+    """Where a run begins: `run` is its name and id, `lines` say what it goes on from, and the jobs that are `done` have
+    nothing left to train: its copies pass through them."""
 
-    job: Job | None
-    line: str
-    finished: bool = False
+    run: Run
+    lines: Sequence[str] = ()
+    done: Collection[str] = ()
 
 
 def origin(store: Store, name: str, launch: Launch) -> Origin:
-    """Find what a run of the job `name` goes on from, and make it ready for the run's copies.
+    """Find the jobs of a run that is to go on, and make them ready for its copies.
 
-    Raises UsageError if other processes train that job, InvalidSetting if it has other settings, CorruptData.
+    Raises UsageError if other processes train one of them, InvalidSetting if it has other settings, CorruptData.
     """
-    try:
-        with readable(name):
-            job = store.job(name)
-            return _adopted(store, job, launch)
-    except JobNotFound:
-        found = newest(launch.directory, name) if launch.directory else None
-    if found is None:
+    there = {job.name: job for job in _on_server(store, name)}
+    saved = _saved(launch.directory, name, there) if launch.directory else {}
+    first = next(iter(there.values()), None)
+    run = Run.holding(name, first.name, first.id) if first else Run(name, fresh_id())
+    lines, done = [], set[str]()
+    for each in names_of(name, [*there, *saved]):
+        if job := there.get(each):
+            if job.id != run.job_id(each):
+                raise UsageError(f"job {each!r} is of another run than {first and first.name!r}: kvps rm {each}")
+            line, finished = _adopted(store, job, launch)
+        else:
+            line, finished = _restored(store, each, saved[each], launch, run.job_id(each))
+        lines.append(line)
+        done |= {each} if finished else set()
+    if not lines:
         where = f" and no checkpoint of it in {launch.directory}" if launch.directory else ""
-        return Origin(None, f"job {name}: begins anew: there is no job of that name on the server{where}")
-    if found.damaged:
-        say(passed_over(found))
-    checkpoint, path = found.checkpoint, found.path
-    if checkpoint.finished:
-        return Origin(None, _finished(name, checkpoint.version, checkpoint.run, f" in {path}"), finished=True)
-    job = restored(store, name, checkpoint, launch)
-    return Origin(job, _goes_on(job, checkpoint.version, checkpoint.run, str(path)))
+        lines.append(f"job {name}: begins anew: there is no job of that name on the server{where}")
+    return Origin(run, lines, done)
+
+
+def ended(store: Store, name: str, launch: Launch) -> list[str]:
+    """Return the lines about a run that has made its last job and finished all; none if it has anything left to do."""
+    there = list(_on_server(store, name))
+    if there:
+        last = there[-1].access
+        states = [(job.name, job.state(), job.config) for job in there]
+        over = last.client.call("GET", last.keys.last) == "0" and all(state.finished(of) for _, state, of in states)
+        return [_finished(job, state.version, state.run, " on the server") for job, state, _ in states if over]
+    saved = _saved(launch.directory, name, ()) if launch.directory else {}
+    checkpoints = [(found.checkpoint, found.path) for found in saved.values()]
+    if not launch.directory or not all(checkpoint.finished for checkpoint, _ in checkpoints):
+        return []
+    runs = {Run.holding(name, checkpoint.job, checkpoint.id) for checkpoint, _ in checkpoints}
+    over = any(ended_file(launch.directory, *run).exists() for run in runs)
+    return [_finished(c.job, c.version, c.run, f" in {path}") for c, path in checkpoints if over]
+
+
+def _on_server(store: Store, run: str) -> Iterator[Job]:
+    """Yield the jobs of a run that are on the server."""
+    for name in names_of(run, store.jobs()):
+        with suppress(JobNotFound), readable(name):
+            job = store.job(name)
+            if name == run or run_of(job.config) == run:
+                yield job
+
+
+def _saved(directory: Path, run: str, there: Container[str]) -> dict[str, Newest]:
+    """Return the newest checkpoint of each job of a run that is not `there`."""
+    found = {name: newest(directory, name) for name in names_of(run, jobs_in(directory)) if name not in there}
+    return {n: f for n, f in found.items() if f and (n == run or run_of(f.checkpoint.config) == run)}
 
 
 def _finished(name: str, version: int, run: RunControl, where: str) -> str:
@@ -100,8 +136,9 @@ def _goes_on(job: Job, version: int, run: RunControl, where: str) -> str:
 # -- the job on the server ------------------------------------------------------------------------------------------
 
 
-def _adopted(store: Store, job: Job, launch: Launch) -> Origin:
-    """Have the job on the server wait for the copies of this run, which take the places of those of an earlier one."""
+def _adopted(store: Store, job: Job, launch: Launch) -> tuple[str, bool]:
+    """Have the job on the server wait for the copies of this run, which take the places of those of an earlier one.
+    Return the line about it, and whether it is finished."""
     config, name, state = job.config, job.name, job.state()
     launched = Launcher.of(config.launched_by) if config.launched_by else None
     me = Launcher.of(launch.launched_by)
@@ -110,12 +147,11 @@ def _adopted(store: Store, job: Job, launch: Launch) -> Origin:
             f"job {name!r} trains the task {config.task}: kvps worker --job {name} goes on with it; give this run "
             f"another name (--job NAME)"
         )
-    if state.finished(config):
-        return Origin(job, _finished(name, state.version, state.run, " on the server"), finished=True)
     _check(job, launch)
     if launched and not launched.is_dead and not launched.is_elsewhere:
         raise UsageError(f"{launched} trains job {name!r}: wait for its end, or end it with kill {launched.pid}")
-    ended = _await_ended(job, launched, launch.grace_s)
+    finished = state.finished(config)
+    ended = [] if finished else _await_ended(job, launched, launch.grace_s)
     if config.unit_rounds:  # nobody waits for anybody: their units go to whoever comes
         for member in ended:
             if member.state != "gone":
@@ -125,10 +161,13 @@ def _adopted(store: Store, job: Job, launch: Launch) -> Origin:
     scripts = job.access.scripts
     if not job.in_present_history(lambda: scripts.adopt(config.launched_by, launch.launched_by, str(me), incarnations)):
         raise UsageError(f"another command has just resumed job {name!r}")
+    job.access.client.call("DEL", job.access.keys.last)
     if state.run.state in ("suspended", "paused"):
         job.resume("kvps run --resume")
+    if finished:
+        return _finished(name, state.version, state.run, " on the server"), True
     _dismiss_missing(job, launch)
-    return Origin(store.job(name), _goes_on(job, state.version, state.run, "the job on the server"))
+    return _goes_on(job, state.version, state.run, "the job on the server"), False
 
 
 def _await_ended(job: Job, launched: Launcher | None, grace_s: float) -> list[Member]:
@@ -175,7 +214,26 @@ def lives(job: Job, member: Member, timeout_s: float) -> bool:
 # -- a checkpoint ---------------------------------------------------------------------------------------------------
 
 
-def restored(store: Store, name: str, checkpoint: Checkpoint, launch: Launch, before: JobConfig | None = None) -> Job:
+def _restored(store: Store, name: str, found: Newest, launch: Launch, id: str) -> tuple[str, bool]:
+    """Create the job of a checkpoint for the copies of this run. Return the line about it, and whether it is
+    finished."""
+    checkpoint, path = found.checkpoint, found.path
+    if found.damaged:
+        say(passed_over(found))
+    job = restored(store, name, checkpoint, launch, id)
+    if checkpoint.finished:
+        return _finished(name, checkpoint.version, checkpoint.run, f" in {path}"), True
+    return _goes_on(job, checkpoint.version, checkpoint.run, str(path)), False
+
+
+def restored(
+    store: Store,
+    name: str,
+    checkpoint: Checkpoint,
+    launch: Launch,
+    id: str | None = None,
+    before: JobConfig | None = None,
+) -> Job:
     """Create the job of a checkpoint for the copies of this run. `before` are the settings of the checkpoint's job, if
     this one has others."""
     before = before or checkpoint.config
@@ -184,8 +242,9 @@ def restored(store: Store, name: str, checkpoint: Checkpoint, launch: Launch, be
         checkpoint = replace(checkpoint, config=workers)
     _check(_Stored(name, checkpoint.config), launch)
     with storing(store, checkpoint.layout.nbytes * (1 + len(checkpoint.slots)), launch.quiet):
-        job = store.restore_job(checkpoint, name, launched_by=launch.launched_by, before=before)
-    _dismiss_missing(job, launch)
+        job = store.restore_job(checkpoint, name, launched_by=launch.launched_by, before=before, id=id)
+    if not checkpoint.finished:
+        _dismiss_missing(job, launch)
     return job
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 
 from kvps import launch as launch_variables
-from kvps.errors import InvalidSetting, JobNotFound, KvpsError
+from kvps.errors import InvalidSetting, KvpsError
+from kvps.history.checkpoint_directory import note_end
 from kvps.job import Job
 from kvps.protocol.answers import job_exists
-from kvps.protocol.job_state import State
-from kvps.protocol.keys import check_new_name
+from kvps.run_jobs import LONGEST_RUN, Run, names_of
 from kvps.store import Store, fresh_id
 from kvps_cli import connect, options
 from kvps_cli.child import SUSPENDED, Child
@@ -28,13 +28,12 @@ from kvps_cli.train.after import is_saved, what_stays
 from kvps_cli.train.evaluator import EvaluatorOptions, EvaluatorProcess
 from kvps_cli.train.further import further
 from kvps_cli.train.hosts import Line, Place, check_hosts, placed
+from kvps_cli.train.jobs_of_run import JobsOfRun, Served, check_run_name, finder
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.lifetime import Lifetime
 from kvps_cli.train.progress import (
     POLL_S,
-    Display,
-    Figures,
-    aggregate,
+    Followed,
     aggregators_option,
     check_killed,
     check_trained,
@@ -42,7 +41,7 @@ from kvps_cli.train.progress import (
     follow,
     relay,
 )
-from kvps_cli.train.resume import Launch, Origin, origin
+from kvps_cli.train.resume import Launch, Origin, ended, origin
 from kvps_cli.train.scale import Copies
 from kvps_cli.train.settings import JobOptions
 from kvps_cli.train.stop import Stop, keep
@@ -84,7 +83,7 @@ def run(
     check_hosts(line, settings.most, server.redis)
     command = _checked(command or [])
     if job is not None:
-        check_new_name("job", job)
+        check_run_name(job)
     life.check(kept, server)
     kept.prepare(fresh=not life.resume, resumable=life.resume)
     evaluation.prepare(kept.kept_log.directory, _checked)
@@ -94,9 +93,7 @@ def run(
     if settings.topology and not quiet:
         say(settings.topology)
     with connect.serving_store(server, quiet, joinable=False) as store:
-        wished, directory = job or _name_of(command), kept.kept_log.directory
-        make_room(store, quiet, spared=wished if life.resume else "")
-        name = wished if job or life.resume or hosts > 1 else store.free_name(wished)
+        name, directory = _name(store, job, command, life.resume, hosts, quiet), kept.kept_log.directory
         launch = Launch("", settings.workers, settings.most, given, directory, life.stop_grace, quiet)
         begin = partial(_begin, store, name, launch, life.resume, partial(further, command, kept))
         with (
@@ -104,15 +101,16 @@ def run(
             Stop(possible=life.resume or directory is not None) as stop,
         ):
             care = life.care(settings.most > 1, log_options(quiet, verbose))
-            supervised = _Run(store, name, launch, place, kept, care)
+            supervised = _Run(store, Run(name, place.id), launch, place, kept, care)
             with supervised.evaluated(evaluation, command) as evaluator:
-                created, copies = supervised.train(command, aggregators, stop, evaluator)
-            version = created.state().version if created else 0
+                jobs, copies = supervised.train(command, aggregators, stop, evaluator)
             if supervised.stopped:
                 again = "" if life.resume else f" with --resume --job {name}"
-                say(f"stopped at version {version}, can be resumed: the same command{again} goes on")
+                version = jobs[-1].state().version if jobs else 0
+                of_job = f" of job {jobs[-1].name}" if len(jobs) > 1 else ""
+                say(f"stopped at version {version}{of_job}, can be resumed: the same command{again} goes on")
                 raise typer.Exit(SUSPENDED)
-        if created is None:
+        if not jobs:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
                 raise KvpsError(f"the run ends: {failed} failed before a job was made")
             why = "no job was made: a script that trains calls kvps.from_env() and its create_job"
@@ -120,13 +118,28 @@ def run(
                 raise KvpsError(f"the first copy ended, and {why} in all copies")
             say(f"all copies ended, and {why}")  # it has done what it was asked for, as with --help
             return
-        if server.stays_s and version and not quiet and (stays := what_stays(store, name, kept.saving)):
+        versions = {each.name: each.state().version for each in jobs}
+        fresh = [each.name for each in jobs if versions[each.name] and each.name not in supervised.done]
+        if server.stays_s and fresh and not quiet and (stays := what_stays(store, fresh[-1], kept.saving)):
             say(stays)
-        saved = not (version and kept.saving and place.leads) or is_saved(store, name, kept.saving)
-    check_trained(name, version, copies)
-    check_killed(name, copies)
-    if not saved:
-        raise KvpsError(f"job {name}: its last version, {version}, could not be written to {directory}")
+        finished = all(each.state().finished(each.config) for each in jobs)
+        if finished and not copies[0].code and directory and not place.number:
+            note_end(directory, name, place.id)
+        unsaved = [each for each in fresh if kept.saving and place.leads and not is_saved(store, each, kept.saving)]
+    for each, version in versions.items():
+        check_trained(each, version, copies)
+    check_killed(jobs[-1].name, copies)
+    for each in unsaved:
+        raise KvpsError(f"job {each}: its last version, {versions[each]}, could not be written to {directory}")
+
+
+def _name(store: Store, job: str | None, command: Sequence[str], resume: bool, hosts: int, quiet: bool) -> str:
+    """Return the name of the run, for whose jobs room is made. Raises InvalidName."""
+    wished = job or _name_of(command)
+    make_room(store, quiet, spared=wished if resume else "")
+    if job or resume or hosts > 1:
+        return check_run_name(wished)
+    return store.free_name(wished[: LONGEST_RUN - 4])
 
 
 def _begin(
@@ -134,24 +147,26 @@ def _begin(
     name: str,
     launch: Launch,
     resume: bool,
-    further: Callable[[Store, str, Launch, Origin], Origin],
+    further: Callable[[Store, str, Launch], Origin | None],
     launched_by: str,
 ) -> str:
-    """Begin a run, and return its job's id. A job that is finished may go `further`. Raises
-    JobExists, what `origin` and `further` raise, Exit if nothing is left to do."""
-    if not resume:
-        if name in store.jobs():
-            raise job_exists(name)
-        return fresh_id()
-    launch = launch._replace(launched_by=launched_by)
-    begin = origin(store, name, launch)
-    if begin.finished:
-        begin = further(store, name, launch, begin)
-    if not launch.quiet:
-        say(begin.line)
-    if begin.finished:
-        raise typer.Exit
-    return begin.job.id if begin.job else fresh_id()
+    """Begin a run, and return its id. A job that is finished may go `further`. Raises JobExists, what `origin` and
+    `further` raise, and Exit if nothing is left to do."""
+    if resume:
+        launch = launch._replace(launched_by=launched_by)
+        begin = further(store, name, launch)
+        over = [] if begin else ended(store, name, launch)
+        if not over:
+            begin = begin or origin(store, name, launch)
+        for line in () if launch.quiet else over or (begin.lines if begin else ()):
+            say(line)
+        if begin is None:
+            raise typer.Exit
+        return begin.run.id
+    for taken in names_of(name, store.jobs()):
+        if taken == name or taken.rpartition(".")[2].isdecimal():
+            raise job_exists(taken)
+    return fresh_id()
 
 
 def _checked(command: Sequence[str]) -> list[str]:
@@ -174,102 +189,89 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 class _Run:
-    """One run of copies of a script. Its job has an id of its own, so that another run's job is not mistaken for it.
+    """One run of copies of a script.
 
     stopped  whether the copies ended because the run stops, to be resumed another time
     """
 
-    def __init__(self, store: Store, name: str, launch: Launch, place: Place, kept: KeptFiles, care: Care) -> None:
+    def __init__(self, store: Store, run: Run, launch: Launch, place: Place, kept: KeptFiles, care: Care) -> None:
         self.stopped = False
-        self._store, self._name, self._place = store, name, place
+        self.done = {job.name for job in run.jobs(store) if job.state().finished(job.config)}
+        self._store, self._run, self._place = store, run, place
         self._launch, self._kept, self._care = launch, kept, care
         if place.number:  # the first host writes for all
             kept.targets = []
-        self._shown = 0  # the version whose figures were shown
+
+    def _supervisor(self) -> Supervisor:
+        return Supervisor(self._store, self._place.launched_by, finder(self._store, self._run), self._care)
 
     @contextmanager
     def evaluated(self, evaluation: EvaluatorOptions, command: Sequence[str]) -> Iterator[EvaluatorProcess | None]:
-        """Evaluate the versions of the job that is trained inside the block, if that is wanted."""
+        """Evaluate the versions of the jobs that are trained inside the block, if that is wanted."""
         if evaluation.orders is None or self._place.number:
             yield None
             return
         launch = self._launch
-        supervisor = Supervisor(self._store, self._place.launched_by, self._find, self._care)
-        environment = launch_variables.of_evaluator(
-            evaluation.orders, launch.workers, self._name, self._place.id, launch.given
-        )
-        with EvaluatorProcess(supervisor, evaluation, command, environment) as evaluator:
+        environment = launch_variables.of_evaluator(evaluation.orders, launch.workers, *self._run, launch.given)
+        with EvaluatorProcess(self._supervisor(), evaluation, command, environment) as evaluator:
             yield evaluator
 
     def train(
         self, command: Sequence[str], aggregators: int, stop: Stop, evaluator: EvaluatorProcess | None
-    ) -> tuple[Job | None, list[Child]]:
-        """Run the copies until they have ended; the job waits for `workers` of them. Return the job that they made, if
-        any, and the copies."""
-        launch = self._launch
-        supervisor = Supervisor(self._store, self._place.launched_by, self._find, self._care)
+    ) -> tuple[list[Job], list[Child]]:
+        """Run the copies until they have ended; a job waits for `workers` of them. Return the jobs that they made, and
+        the copies."""
+        launch, copies = self._launch, list[Child]()
+        supervisor = self._supervisor()
         try:
-            serving = aggregate(supervisor, self._name, aggregators, self._kept.aggregator_options())
-            copies = []
-            for rank in self._place.ranks:
-                # Otherwise Python keeps its output in a buffer, because stdout is a pipe.
-                environment = {"PYTHONUNBUFFERED": "1"}
-                environment |= launch_variables.of_copy(rank, launch.workers, self._name, self._place.id, launch.given)
-                copies.append(supervisor.run(f"w{rank}", command, environment))
-            job = self._job_made(supervisor, copies, stop)
-            if job is None:
-                self.stopped = stop.asked
-                return None, copies
-            quiet = launch.quiet
-            with self._kept.logging_to(job, quiet):
-                with Display(job, {}, quiet) as display:
-                    scaled = Copies(supervisor, copies, min(launch.workers, len(copies)), stop)
-                    follow(supervisor, job, serving, scaled, display, lambda state: self._show_figures(job, state))
-                if job.state().finished(job.config):
-                    if evaluator:
-                        evaluator.await_last(quiet, lambda: stop.asked)
-                elif stop.asked or any(copy.suspended for copy in copies):
-                    self.stopped = True
-                    self._keep(job)
-                elif self._kept.saving and job.state().version:  # a copy failed: no aggregator writes the last version
-                    self._keep(job)
-            finish(supervisor, job, serving)
-            self._show_figures(job, job.state())
-            return job, copies
+            served = Served(aggregators, self._kept, launch.quiet)
+            with JobsOfRun(supervisor, self._run, served, self.done) as jobs:
+                for rank in self._place.ranks:
+                    # Otherwise Python keeps its output in a buffer, because stdout is a pipe.
+                    environment = {"PYTHONUNBUFFERED": "1"}
+                    environment |= launch_variables.of_copy(rank, launch.workers, *self._run, launch.given)
+                    copies.append(supervisor.run(f"w{rank}", command, environment))
+                if not self._job_made(supervisor, copies, stop):
+                    self.stopped = stop.asked
+                    return [], copies
+                scaled = Copies(supervisor, copies, min(launch.workers, len(copies)), stop)
+                followed = partial(jobs.followed, None if self._place.number else copies[0])
+                follow(supervisor, followed, scaled)
+                self._end(followed(), copies, stop, evaluator)
+            finish(supervisor, followed())
+            jobs.show_figures()
+            return list(supervisor.jobs()), copies
         finally:
             supervisor.end()
             relay(supervisor.new_lines())
 
+    def _end(
+        self, jobs: Sequence[Followed], copies: Sequence[Child], stop: Stop, evaluator: EvaluatorProcess | None
+    ) -> None:
+        """Wait for the evaluations of what is finished, and write down what is not."""
+        rest = [each.job for each in jobs if not each.over]
+        ended = all(copy.code == 0 for copy in copies)
+        self.stopped = any(copy.suspended for copy in copies) or (stop.asked and not (ended and not rest))
+        if evaluator and not rest and not self.stopped:
+            evaluator.await_last(self._launch.quiet, lambda: stop.asked)
+        for job in rest:  # if a copy failed, no aggregator writes the last version
+            if self._place.leads and (self.stopped or (self._kept.saving and job.state().version)):
+                keep(job, self._kept, self._launch.quiet)
+
     @staticmethod
-    def _job_made(supervisor: Supervisor, copies: Sequence[Child], stop: Stop) -> Job | None:
-        """Return the job once the first copy has made it, or None if no copy can make it any more, or none is to."""
+    def _job_made(supervisor: Supervisor, copies: Sequence[Child], stop: Stop) -> bool:
+        """Return whether there is a job, once the first copy has made it, or no copy can make it any more, or none is
+        to."""
         while True:
             failed = any(copy.failed and copy.done for copy in copies)
             over = failed or copies[0].done
             if over and not failed:  # the other copies wait for the job, or are about to end too
                 supervisor.await_end([copy.name for copy in copies], _LAST_S)
-            job = supervisor.job  # looked up after the ends: a copy that ended may have made it
-            if job or over or stop.asked:
-                return job
+            there = bool(supervisor.jobs())  # looked up after the ends: a copy that ended may have made it
+            if there or over or stop.asked:
+                return there
             supervisor.watch(POLL_S)
             # A short run may be over at the first look at it, and its figures come before its last lines.
             lines = supervisor.waiting_lines
-            if not supervisor.job:
+            if not supervisor.jobs():
                 relay(supervisor.new_lines(lines))
-
-    def _find(self) -> Job | None:
-        """Return the job of this run, or None before it is made."""
-        with suppress(JobNotFound):
-            job = self._store.job(self._name)
-            return job if job.id == self._place.id else None
-        return None
-
-    def _keep(self, job: Job) -> None:
-        if self._place.leads:
-            keep(job, self._kept, self._launch.quiet)
-
-    def _show_figures(self, job: Job, state: State) -> None:
-        """Print a version's figures once, as soon as the job is finished: the script's last lines then come later."""
-        if state.version != self._shown and not self._launch.quiet:
-            self._shown = state.version
-            say(str(Figures.of(job, state)))

@@ -45,20 +45,22 @@ class Copies:
         """Whether all copies are to end, to be resumed another time."""
         return self._stop is not None and self._stop.asked
 
-    def over(self, job: Job) -> bool:
+    def over(self, jobs: Sequence[Job]) -> bool:
         """Return whether all copies have ended, and all that can be committed of what they pushed is."""
         if not all(child.done for child in self.all):
             return False
-        state = job.state()
-        return self._stop.over(state) if self._stop else state.settled
+        states = [job.state() for job in jobs]
+        return all(self._stop.over(state) if self._stop else state.settled for state in states)
 
-    def follow(self, job: Job) -> None:
-        """Start copies or ask some to leave if `kvps scale` was called since the last call, or all if SIGTERM came."""
+    def follow(self, jobs: Sequence[Job]) -> None:
+        """Start copies or ask some to leave if `kvps scale` was called since the last call, or all if SIGTERM came.
+        `jobs` are those at work; the first of them has the number."""
         if self._stop and self._stop.asked:
-            self._stop.tell(self._supervisor, job)
+            self._stop.tell(self._supervisor, jobs)
             return
-        if self._least == len(self.all):
+        if self._least == len(self.all) or not jobs:
             return
+        job = jobs[0]
         client, key = job.access.client, job.access.keys.copies
         number, _ = client.together([("GET", key), ("PEXPIRE", key, _KEPT_MS)])
         if number is None:

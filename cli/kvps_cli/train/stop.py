@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from types import FrameType
 
 from kvps.history import commit_log
@@ -29,9 +30,9 @@ class Stop:
     def __init__(self, possible: bool) -> None:
         self.asked = False
         self._possible = possible
-        self._told = False
+        self._told = set[str]()  # ids of jobs
         self._before: signal._HANDLER = signal.SIG_DFL
-        self._quiet_since: tuple[int, float] | None = None  # the version, and since when it is the newest
+        self._quiet_since: dict[str, tuple[int, float]] = {}  # job id -> the version, and since when it is the newest
 
     def __enter__(self) -> Stop:
         if self._possible:
@@ -46,11 +47,16 @@ class Stop:
         self.asked = True
         signal.signal(signal.SIGTERM, self._before)  # a second one ends everything at once
 
-    def tell(self, supervisor: Supervisor, job: Job) -> None:
-        """Tell the copies to end, once, if SIGTERM came."""
-        if self.asked and not self._told:
-            self._told = True
-            job.suspend("kvps run was sent SIGTERM")
+    def tell(self, supervisor: Supervisor, jobs: Sequence[Job]) -> None:
+        """Tell the copies to end, if SIGTERM came: once for each job, also one that is made meanwhile."""
+        if not self.asked:
+            return
+        began = not self._told
+        for job in jobs:
+            if job.id not in self._told:
+                self._told.add(job.id)
+                job.suspend("kvps run was sent SIGTERM")
+        if began:
             supervisor.stop()
 
     def over(self, state: State) -> bool:
@@ -60,9 +66,10 @@ class Stop:
             return True
         if not self._told and state.run.state != "suspended":  # by another host, or by kvps suspend
             return False
-        if self._quiet_since is None or self._quiet_since[0] != state.version:
-            self._quiet_since = state.version, time.monotonic()
-        return time.monotonic() - self._quiet_since[1] > _QUIET_S
+        version, since = self._quiet_since.get(state.id, (-1, 0.0))
+        if version != state.version:
+            self._quiet_since[state.id] = state.version, (since := time.monotonic())
+        return time.monotonic() - since > _QUIET_S
 
 
 def keep(job: Job, kept: KeptFiles, quiet: bool) -> None:

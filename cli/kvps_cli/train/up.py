@@ -35,7 +35,16 @@ from kvps_cli.prove.fault_injection import FaultInjection, replayed
 from kvps_cli.supervise import Care, Supervisor
 from kvps_cli.train.after import where_weights_are
 from kvps_cli.train.kept_files import KeptFiles
-from kvps_cli.train.progress import Display, Figures, aggregate, aggregators_option, check_trained, finish, follow
+from kvps_cli.train.progress import (
+    Display,
+    Figures,
+    Followed,
+    aggregate,
+    aggregators_option,
+    check_trained,
+    finish,
+    follow,
+)
 from kvps_cli.train.scale import Copies
 from kvps_cli.train.settings import TaskOptions, check_prefetch
 
@@ -103,7 +112,7 @@ def up(
         ahead = ["--prefetch"] if prefetch else []
         arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
         supervisor = Supervisor(
-            store, launched_by, lambda: created, Care(not trial, options=tuple(log_options(quiet, verbose)))
+            store, launched_by, lambda: [created], Care(not trial, options=tuple(log_options(quiet, verbose)))
         )
         display = Display(created, rounds, quiet)
         with kept.logging_to(created, quiet, holds_newest=True) as rows:
@@ -138,13 +147,14 @@ def _train(
     """Run the job's processes until its workers have ended. Return the workers. `arguments` is worker -> options."""
     try:
         serving = aggregate(supervisor, job.name, aggregators, kept.aggregator_options())
+        followed = [Followed(job, serving, display)]
         workers = []
         for worker, own in arguments.items():
             acks = ("--acks", str(trial.acks(worker))) if trial else ()
             workers.append(supervisor.start(worker, "worker", "--job", job.name, "--id", worker, *own, *acks))
         with display, trial.killing(supervisor, job) if trial else nullcontext():
-            follow(supervisor, job, serving, Copies(supervisor, workers, job.config.workers), display)
-        finish(supervisor, job, serving)
+            follow(supervisor, lambda: followed, Copies(supervisor, workers, job.config.workers))
+        finish(supervisor, followed)
         return workers
     finally:
         supervisor.end()

@@ -63,6 +63,12 @@ class Target(NamedTuple):
             raise InvalidSetting(f"--log {kind} needs {_LIBRARIES[kind]}: {_INSTALL[kind]}")
         return cls(kind, Path(path) if path else None)
 
+    def of(self, which: str) -> Target:
+        """Return where the rows of a later job of a run go, which the run calls `which`: a file or folder beside."""
+        if not which or self.path is None:
+            return self
+        return Target(self.kind, self.path.with_name(f"{self.path.stem}.{which}{self.path.suffix}"))
+
     def check(self, fresh: bool = False) -> None:
         """Make the file or directory if it is missing. Raises InvalidSetting if it cannot be written, or, for a `fresh`
         job, if it has rows."""
