@@ -95,11 +95,11 @@ class Optimizer(torch.optim.Optimizer):
             raise InvalidSetting("leave out optimizer=: it comes first, and the job's is made from it")
         how = {name: given.pop(name) for name in _OF_SCHEDULE if name in given}
         joins = {name: given.pop(name) for name in _OF_JOIN if name in given}
-        rule = translated(model, optimizer, scheduler, **how)
         self._owner = ProcessOwner("the optimizer of a worker")
         self._model, self._closed = model, False
-        self._run = launch.from_env() if job is None else None
+        self._run = launch.from_env() if job is None else None  # whose errors are one line from here on
         try:
+            rule = translated(model, optimizer, scheduler, **how)
             if job:
                 self.job = _checked(job, rule, given)
             elif self._run:

@@ -30,7 +30,8 @@ from torch.optim import lr_scheduler
 
 import kvps
 import kvps.torch
-from kvps.store import Store
+from kvps import launch
+from kvps.store import Store, fresh_id
 
 Make = Callable[[Any], torch.optim.Optimizer]
 Loop = Callable[[torch.optim.Optimizer, nn.Module, Callable[[int], tuple[torch.Tensor, torch.Tensor]]], None]
@@ -319,6 +320,19 @@ def test_what_does_not_fit_the_job_is_refused(store: Store) -> None:
         for loss in (torch.ones(()), 0.5):
             with pytest.raises(kvps.UsageError, match=r"give a loss as step\(loss=loss\)"):
                 optimizer.step(loss)
+
+
+def test_under_kvps_run_an_optimizer_that_is_refused_is_one_line(store: Store) -> None:
+    code = """
+import torch, kvps.torch
+model = torch.nn.Linear(1, 1)
+kvps.torch.Optimizer(torch.optim.Rprop(model.parameters()), model)
+"""
+    of_copy = launch.of_copy(0, 1, "job", fresh_id(), {}) | {"KVPS_REDIS_URL": store.url}
+    done = run([sys.executable, "-c", code], popen=TorchPopen, env=os.environ | of_copy)
+    assert done.returncode == 1
+    assert done.stderr.startswith("kvps: error: kvps has no Rprop")
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def test_momentum_and_groups_that_the_script_replaces_are_refused(alone: Any) -> None:
