@@ -156,7 +156,7 @@ def test_the_order_of_calls(store: Store) -> None:
 def test_the_id_of_a_living_worker(store: Store) -> None:
     job = store.create_job("job", PARAMS)
     with job.join("w0") as first:
-        _refuses(store, kvps.WorkerAlive, lambda: job.join("w0"), "w0", "lives", "another id")
+        _refuses(store, kvps.WorkerAlive, lambda: job.join("w0"), "w0", "in this very process", "close its session")
         first.pull()
         with job.join("w0", takeover=True) as second:
             assert second.rank == first.rank
