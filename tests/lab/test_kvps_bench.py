@@ -167,7 +167,7 @@ def test_a_session_that_fails_is_reported_and_the_others_end_with_their_job(stor
         store.remove_job(job.name)
         left = process("leave", 60)
     assert (left.remaining, left.acknowledged) == (0, 0)
-    assert left.error.startswith("WorkerAlive: worker 'w0' of job 'twice' lives")
+    assert left.error.startswith("WorkerAlive: worker 'w0' of job 'twice' has joined")
 
 
 def test_a_process_that_is_gone_is_noticed_by_who_asks_it_next(store: Store) -> None:

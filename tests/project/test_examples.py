@@ -115,7 +115,7 @@ def test_the_readmes_notebook(home: Path) -> None:
 
 
 def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script, _, _, notebook = python_in("docs/run.md")
+    script, *_, notebook = python_in("docs/run.md")
     (tmp_path / "train.py").write_text(script)
     done = kvps_run("run", "-w", "3", "--", sys.executable, "train.py", "--rounds", "500")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -242,7 +242,6 @@ def test_torch_digits_under_run(server: None, start: Any) -> None:
         assert running.wait() == 0
         assert shown.startswith("w0: SSP(2): test accuracy ")
         assert float(shown.split()[-1]) > 0.95
-        assert job.state().members["w1"].incarnation.startswith("2-")
         used = [c.unit for commit in job.log() for c in commit.plan.contributions]
         assert sorted(used) == list(range(14 * 45))
         check_chain(job)

@@ -180,7 +180,7 @@ def test_a_rate_that_is_written_by_hand_begins_with_the_jobs(store: Store) -> No
         for load in (False, True):
             again = Copy(job, lambda _: None)
             if load:
-                again.optimizer.load_state_dict(saved | {"kvps": saved["kvps"] | {"clock": 2, "steps": 2}})
+                again.optimizer.load_state_dict(saved | {"kvps": saved["kvps"] | {"clock": 2, "steps": 2, "step": 2}})
             again.optimizer.param_groups[0]["lr"] *= 0.5
             again.step()
             again.end()

@@ -502,7 +502,7 @@ def optimizer_refusals() -> Iterator[Any]:
     yield preset, "has a state already"
     yield hooked, "has a step of its own"
     yield patched, "has a step of its own"
-    yield scheduled, r"give it too, as optimizer\(model, optimizer, scheduler\)"
+    yield scheduled, r"give it too, scheduler=\.\.\."
     yield anothers, "another optimizer's"
     yield every, "every must be a whole number of rounds from 1, not 0"
 

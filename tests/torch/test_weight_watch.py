@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -318,16 +319,22 @@ def test_weights_that_a_library_loads_while_steps_are_passed_over_are_no_change(
     for goes_back in (False, True):
         model = Small()
         with training(store, model) as optimizer:
-            saved = optimizer.state_dict()
+            job = optimizer.job
+            saved = copy.deepcopy(optimizer.state_dict())
             for number in range(3):
                 one_step(model, optimizer, number)
-            if goes_back:
+            if goes_back:  # as the next process does
+                optimizer.close(finished=False)
+                sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+                optimizer = kvps.torch.Optimizer(sgd, model, job=job, worker="w0")
                 optimizer.load_state_dict(saved)
                 loaded(model)
                 for number in range(3):
                     one_step(model, optimizer, number)
             for number in range(3, 6):
                 one_step(model, optimizer, number)
-            ends.append(dict(optimizer.job.snapshot()[1]))
+            optimizer.close()
+            assert job.await_finished()
+            ends.append(dict(job.snapshot()[1]))
         store.remove_job("job")
     assert_same_bits(*ends)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from operator import attrgetter
 
 from kvps.config import JobConfig
 from kvps.parsing import Fields
@@ -46,7 +45,7 @@ class Sequences:
             who = c.worker, c.incarnation
             if who in self._next and (who, c.seq) not in self._said:
                 yield f"contribution {c.seq} of {c.worker} is rejected, and no entry says why"
-        for c in sorted((*plan.contributions, *plan.rejected), key=attrgetter("seq")):
+        for c in sorted((*plan.contributions, *plan.rejected), key=_in_order):
             yield from self._misnumbered(c, plan.version)
             if not self._config.unit_rounds:
                 yield from self._misplaced(c, plan.version)
@@ -114,3 +113,10 @@ class Units:
         none. The log must go back to version 0."""
         handed_out = range(self._low, int(state.units.get("next", 0)))
         return next((unit for unit in handed_out if unit not in self._ahead and str(unit) not in state.units), None)
+
+
+def _in_order(c: Contribution) -> tuple[int, str, int]:
+    """Return the key by which a worker's contributions come in the order of its pushes: a version may have those of an
+    earlier incarnation and of a later one, whose numbers begin anew."""
+    number = c.incarnation.partition("-")[0]
+    return len(number), number, c.seq
