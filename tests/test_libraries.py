@@ -96,8 +96,8 @@ def test_the_trainer_of_transformers_ends_as_with_distributed_data_parallel(
     store: kvps.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some gradients of a GPT-2 are as small as their own rounding, and AdamW makes steps of ordinary size of them:
-    after 40 steps losses were 3e-6 apart, and weights 2.4e-5. The biases of keys are left out: softmax does not see
-    them, so that all of their gradient is rounding."""
+    after 40 steps losses were 3e-6 apart, and weights 2.4e-5; on another processor 1.2e-5 and 1.1e-4. The biases of
+    keys are left out: softmax does not see them, so that all of their gradient is rounding."""
     monkeypatch.chdir(tmp_path)
     mine, ddp = by_kvps(store, tmp_path, "trainer_gpt2"), by_ddp(tmp_path, "trainer_gpt2")
     for block in range(2):
@@ -106,7 +106,7 @@ def test_the_trainer_of_transformers_ends_as_with_distributed_data_parallel(
             ended.weights[name] = ended.weights[name].copy()
             ended.weights[name][64:128] = 0
     assert mine.losses.shape == (2, 40)
-    assert_same(mine, ddp, loss=1e-5, far=1e-4)
+    assert_same(mine, ddp, loss=5e-5, far=5e-4)
 
 
 def test_lightning_ends_as_distributed_data_parallel(store: kvps.Store, tmp_path: Path) -> None:
