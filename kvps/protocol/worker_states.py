@@ -13,6 +13,8 @@ MOST_BYTES = 64 << 10
 """The most bytes of a state as JSON."""
 _MARK = " "  # between the version that made a state the committed one, and the state; no worker's name has one
 _BEFORE = "before:"
+LACKING = "kvps: steps that its rounds lacked"
+"""What kvps keeps in a state beside the user's: by how many local steps its contributions were shorter than rounds."""
 
 
 def encoded(state: object) -> str:
@@ -55,5 +57,8 @@ def undone(hash: Mapping[str, str], version: int) -> dict[str, str]:
 
 
 def values(hash: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the committed state of each worker that has one. Raises CorruptData."""
-    return {worker: decoded(text.partition(_MARK)[2], worker) for worker, text in committed(hash).items()}
+    """Return the committed state of each worker that has one, as its user knows it. Raises CorruptData."""
+    states = {worker: decoded(text.partition(_MARK)[2], worker) for worker, text in committed(hash).items()}
+    for state in states.values():
+        state.pop(LACKING, None)
+    return states

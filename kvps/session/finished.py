@@ -44,9 +44,15 @@ class FinishedSession(Session):
         sums = member.weight_sum if member else 0
         self._membership: Any = SimpleNamespace(
             owner=ProcessOwner(f"the session of worker {worker!r}"),
-            sequence=0, dropped=0, duplicates=0, weight_sum=sums, version=self._last.version,
-            run=RunControl(), ending=None, closed=False,
-        )  # fmt: skip
+            sequence=0,
+            dropped=0,
+            duplicates=0,
+            weight_sum=sums,
+            version=self._last.version,
+            run=RunControl(),
+            ending=None,
+            closed=False,
+        )
 
     def _pull(self, part: str) -> Pulled:
         return self._weights.pull(self._last, False, self.round, self._newest, part)[1]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvps.errors import CorruptData, shown
-from kvps.protocol.worker_states import decoded, encoded
+from kvps.protocol.worker_states import LACKING, decoded, encoded
 
 _NONE = encoded({})
-_LACKING = "kvps: steps that its rounds lacked"
 
 
 class WorkerState:
@@ -20,7 +19,7 @@ class WorkerState:
     def __init__(self, text: str, worker: str) -> None:
         """`text` is the state that came with the worker's last accepted contribution, "" for none."""
         self.value: dict[str, Any] = decoded(text, worker)
-        self.lacking: int = self.value.pop(_LACKING, 0)
+        self.lacking: int = self.value.pop(LACKING, 0)
         if type(self.lacking) is not int or self.lacking < 0:
             raise CorruptData(f"the state of worker {worker!r} says that its rounds lacked {shown(self.lacking)} steps")
         self._accepted = self._text()
@@ -34,9 +33,10 @@ class WorkerState:
         return "" if self._sent == self._accepted else self._sent
 
     def _text(self) -> str:
-        if type(self.value) is not dict or not (self.value or self.lacking):
-            return encoded(self.value) if type(self.value) is not dict else _NONE
-        return encoded(self.value | {_LACKING: self.lacking} if self.lacking else self.value)
+        if type(self.value) is dict and not self.value and not self.lacking:
+            return _NONE
+        text = encoded(self.value)
+        return encoded(self.value | {LACKING: self.lacking}) if self.lacking else text
 
     def accepted(self) -> None:
         """Note that the push was accepted."""

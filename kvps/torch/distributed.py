@@ -223,12 +223,12 @@ class Optimizer(torch.optim.Optimizer):
         parameters.
         """
         own = state_dict.get(_STATE)
-        if not isinstance(own, dict) or not {"job", "id", "clock", "steps", "step", "state"} <= own.keys():
+        if not isinstance(own, dict) or not {"job", "id", "clock", "steps", "state"} <= own.keys():
             raise InvalidSetting(
                 "this is not the state of a kvps.torch.Optimizer: a job begins with momentum and moments at zero, so "
                 "leave it out, or go on from a checkpoint of the job"
             )
-        passed_over = self._go_on_from(own)
+        passed_over = self._go_on_from({"step": own["steps"]} | own)  # states of before have none
         groups = self.param_groups  # a scheduler knows these
         super().load_state_dict(state_dict)
         self._rates.keep(groups)

@@ -57,12 +57,11 @@ def join(
     """Become a worker that trains `model`, as `Job.join` does; the first pull replaces the model's own weights, and its
     buffers, if the job has them.
 
-    With `inner`, the worker takes `local_steps` steps with that optimizer, or several, each of which has some of the
-    parameters, between two pulls from the job, and pushes
-    the pseudo-gradient, float32: the weights pulled minus the weights now. `local_steps` is the job's if None; "auto"
-    takes as many as it has time for until the round of such a job ends. This keeps one more copy of the parameters,
-    4 bytes an item. With `overlap` each gradient is sent while backward computes
-    the next: for parameters on the CPU, one backward() per round, and gradients that nothing changes before step().
+    `inner` is an optimizer, or several that share the parameters. With it the worker takes `local_steps` steps between
+    two pulls, and pushes the pseudo-gradient, float32: the weights pulled minus the weights now. `local_steps` is the
+    job's if None; "auto" takes as many as it has time for until the round of such a job ends. This keeps one more copy
+    of the parameters, 4 bytes an item. With `overlap` each gradient is sent while backward computes the next: for
+    parameters on the CPU, one backward() per round, and gradients that nothing changes before step().
     With `group`, all members of that gloo group are one worker: each joins with a model of its own, calls pull() and
     step() as often as the others, and the mean of their gradients is pushed once. If a member dies, the calls of the
     others raise GroupLost. Raises LayoutMismatch, InvalidSetting, and what `Job.join` raises; nothing was changed then.

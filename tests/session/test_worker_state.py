@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -215,3 +217,16 @@ def test_a_state_that_cannot_travel_is_refused_and_nothing_is_pushed(store: Stor
     assert not job.inbox()
     session.state = {"a": 1}
     assert session.push(GRADIENT) == 1
+
+
+def test_a_round_that_nobody_has_pushed_keeps_no_server_busy(store: Store) -> None:
+    """A worker may write its own entry: a script that counted down from there would never end."""
+    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    step(job.join("w0"))
+    keys, client = job.access.keys, job.access.client
+    entry = json.loads(client.call("HGET", keys.workers, "w0"))
+    for round_ in (2**53, 10**300):
+        client.call("HSET", keys.workers, "w0", json.dumps(entry | {"round": round_}))
+        with suppress(kvps.KvpsError):
+            job.join("w0", takeover=True)
+        assert client.call("PING")

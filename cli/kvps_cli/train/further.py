@@ -25,7 +25,7 @@ from kvps.protocol.run_control import RunControl
 from kvps.run_jobs import Run, names_of
 from kvps.store import Store, fresh_id
 from kvps_cli.train.kept_files import KeptFiles
-from kvps_cli.train.resume import Launch, Origin, restored
+from kvps_cli.train.resume import Launch, Origin, check_fits, restored
 from kvps_cli.train.stop import keep
 
 _GROWS = ("epochs", "units", "rounds")
@@ -36,11 +36,11 @@ def further(command: Sequence[str], kept: KeptFiles, store: Store, name: str, la
 
     Raises InvalidSetting if the script asks for less, or for another job, KvpsError if it fails.
     """
-    found = newest(launch.directory, name) if launch.directory else None
     known = {*store.jobs(), *(jobs_in(launch.directory) if launch.directory else ())}
     if names_of(name, known) != [name]:
         return None  # a run of several jobs passes through its script
     job = store.job(name) if name in store.jobs() else None
+    found = newest(launch.directory, name) if launch.directory and not job else None
     if not (job.state().finished(job.config) if job else found and found.checkpoint.finished):
         return None
     config = job.config if job else found.checkpoint.config if found else None
@@ -57,6 +57,7 @@ def further(command: Sequence[str], kept: KeptFiles, store: Store, name: str, la
         raise InvalidSetting(f"job {name!r} is finished with {less[0]} {has}, and {other} is less: nothing was changed")
     asked = replace(config, **{each: getattr(asked, each) for each in _GROWS})
     _check_same_units(name, config, asked)
+    check_fits(name, config, launch)
     if job:
         _move(store, job, launch, kept)
         found = newest(launch.directory, name) if launch.directory else None

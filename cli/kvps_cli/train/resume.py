@@ -97,9 +97,10 @@ def ended(store: Store, name: str, launch: Launch) -> list[str]:
         states = [(job.name, job.state(), job.config) for job in there]
         over = last.client.call("GET", last.keys.last) == "0" and all(state.finished(of) for _, state, of in states)
         return [_finished(job, state.version, state.run, " on the server") for job, state, _ in states if over]
-    saved = _saved(launch.directory, name, ()) if launch.directory else {}
-    checkpoints = [(found.checkpoint, found.path) for found in saved.values()]
-    if not launch.directory or not all(checkpoint.finished for checkpoint, _ in checkpoints):
+    if not launch.directory or not any(launch.directory.glob(f"{name}.*.ended")):
+        return []  # without reading a checkpoint
+    checkpoints = [(found.checkpoint, found.path) for found in _saved(launch.directory, name, ()).values()]
+    if not all(checkpoint.finished for checkpoint, _ in checkpoints):
         return []
     runs = {Run.holding(name, checkpoint.job, checkpoint.id) for checkpoint, _ in checkpoints}
     over = any(ended_file(launch.directory, *run).exists() for run in runs)
@@ -147,7 +148,7 @@ def _adopted(store: Store, job: Job, launch: Launch) -> tuple[str, bool]:
             f"job {name!r} trains the task {config.task}: kvps worker --job {name} goes on with it; give this run "
             f"another name (--job NAME)"
         )
-    _check(job, launch)
+    check_fits(name, config, launch)
     if launched and not launched.is_dead and not launched.is_elsewhere:
         raise UsageError(f"{launched} trains job {name!r}: wait for its end, or end it with kill {launched.pid}")
     finished = state.finished(config)
@@ -240,7 +241,7 @@ def restored(
     if checkpoint.config.units:  # any number of workers divides what is left
         workers = replace(checkpoint.config, workers=launch.workers)
         checkpoint = replace(checkpoint, config=workers)
-    _check(_Stored(name, checkpoint.config), launch)
+    check_fits(name, checkpoint.config, launch)
     with storing(store, checkpoint.layout.nbytes * (1 + len(checkpoint.slots)), launch.quiet):
         job = store.restore_job(checkpoint, name, launched_by=launch.launched_by, before=before, id=id)
     if not checkpoint.finished:
@@ -259,23 +260,15 @@ def _dismiss_missing(job: Job, launch: Launch) -> None:
 # -- the settings ---------------------------------------------------------------------------------------------------
 
 
-class _Stored(NamedTuple):
-    """A job that is to be restored."""
-
-    name: str
-    config: JobConfig
-
-
-def _check(job: Job | _Stored, launch: Launch) -> None:
+def check_fits(name: str, config: JobConfig, launch: Launch) -> None:
     """Raise InvalidSetting if a job cannot go on with the copies of this run, or has not the settings that were
     given."""
-    config = job.config
     if not config.units and {launch.workers, launch.most} != {config.workers}:
         raise InvalidSetting(
-            f"job {job.name!r} has {counted(config.workers, 'worker')}, each with its own part of the data, and would "
+            f"job {name!r} has {counted(config.workers, 'worker')}, each with its own part of the data, and would "
             f"wait for those that are missing: give -w {config.workers}. A job that hands out units goes on with any "
             f"number"
         )
     asked = UncheckedConfig(**launch.given)
     if differing := config.differing(asked, launch.given):
-        raise InvalidSetting(other_settings(job.name, config, asked, differing))
+        raise InvalidSetting(other_settings(name, config, asked, differing))

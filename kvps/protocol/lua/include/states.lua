@@ -2,6 +2,11 @@
 -- committed state in the field "w0", and the one before it in "before:w0", both behind the version that made it the
 -- committed one: '12 {"epoch": 1}'. The field "w0 8" has a state that waits: it came with the contribution of that round.
 -- USES numbers
+
+-- Returns how many of so many waiting contributions a loop looks at: at most as many as the highest max_pending, because
+-- a worker may write any number where its rounds stand.
+local function bounded(count) return math.min(count, 10000) end
+
 local function waiting(worker, round) return worker .. ' ' .. digits(round) end
 
 local function take_state(worker, round)
@@ -55,7 +60,7 @@ local function pass_states_on(rejected, done, version)
       if state then set_state(worker, state, version) end
     else
       move_state(worker, round, round + 1)
-      for earlier = round - 1, ended, -1 do move_state(worker, earlier, earlier + 1) end
+      for back = 1, bounded(round - ended) do move_state(worker, round - back, round - back + 1) end
     end
   end
 end
@@ -64,8 +69,8 @@ end
 -- there are any.
 local function newest_state(worker, round, pending)
   if redis.call('EXISTS', keys.states) == 0 then return '' end
-  for waits = round, round - pending + 1, -1 do
-    local state = redis.call('HGET', keys.states, waiting(worker, waits))
+  for back = 0, bounded(pending) - 1 do
+    local state = redis.call('HGET', keys.states, waiting(worker, round - back))
     if state then return state end
   end
   return (redis.call('HGET', keys.states, worker) or ''):match('^%S+ (.*)$') or ''
