@@ -163,6 +163,8 @@ class Rates:
         session, config = self._worker.session, self._job.config
         steps = session.clock if config.timed_rounds else session.clock * config.batches_per_round
         found = [each for each in attached(self._optimizer) if each is not self._scheduler] if steps else []
+        if steps and not (found or self._scheduler or session.rank) and self._written() == self._shown:
+            self._warn_of_own_rate()
         plateaus = [each for each in found if isinstance(each, ReduceLROnPlateau)]
         if any(each.best == each.mode_worse for each in plateaus) and not session.rank:
             log.warning(
@@ -185,6 +187,16 @@ class Rates:
             if self._scheduler or len(found) > 1 or config.timed_rounds or not fits:
                 raise self._unknown(found[0], steps)
             self._pace = Pace(found[0])
+
+    def _warn_of_own_rate(self) -> None:
+        lr = self._now()[1]
+        if lr is not None:
+            log.warning(
+                "worker %s goes on with %g, the learning rate that was set: if the script wrote another one after its "
+                "last step, that one is lost; derive it from session.clock, or use a scheduler of PyTorch",
+                self._worker.session.worker,
+                lr,
+            )
 
     def _check_pace(self) -> None:
         """Raise InvalidSetting if a scheduler does not step as the job's schedule does, or one that was brought to

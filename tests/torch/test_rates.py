@@ -187,6 +187,28 @@ def test_a_rate_that_is_written_by_hand_begins_with_the_jobs(store: Store) -> No
     assert rates_of(job) == [0.05, 0.02, 0.01]
 
 
+def test_a_worker_that_comes_back_says_that_a_rate_after_the_last_step_is_lost(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`g["lr"] *= 0.5` behind each step: what a killed process wrote last is nowhere."""
+    job = create(store)
+    with aggregating(job):
+        for stop in (True, False):
+            copy_ = Copy(job, lambda _: None)
+            for _ in range(2):
+                copy_.step()
+                copy_.optimizer.param_groups[0]["lr"] *= 0.5
+            assert ("the learning rate that was set: if the script wrote another one after" in caplog.text) != stop
+            copy_.end()
+        caplog.clear()
+        told = Copy(job, lambda _: None)
+        told.optimizer.param_groups[0]["lr"] = 0.03  # before its step, as a loop does that derives it from the step
+        told.step()
+        told.end()
+    assert not caplog.records
+    assert rates_of(job) == [LR, LR / 2, LR / 2, LR / 4, 0.03]
+
+
 def epochs_of_three(scheduler: Any, step: int) -> None:
     if step % 3 == 2:
         scheduler.step()
