@@ -15,12 +15,12 @@ from helpers.paths import ROOT
 
 import kvps
 from kvps.config import SPECS, JobConfig, JobSettings
+from kvps.config.gone import GONE, UNUSED
 from kvps.launch import RunContext
 from kvps.store import Store
 
 ONE = {"x": np.ones(1, np.float32)}
 TIMED = {"local_steps": "auto", "round_ms": 500}
-MAXIMIZED = kvps.SGD(groups=(kvps.ParameterGroup("b", maximize=True),))
 
 
 def test_every_setting_is_described() -> None:
@@ -103,14 +103,9 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"workers": "9" * 10_000}, "…"),
         ({"reject_norm": "0.5"}, "reject_norm must be a number from 1, as 10 or 2.5, not"),
         ({"reject_norm": "nan"}, "reject_norm must be a number from 1, as 10 or 2.5, not"),
-        ({"delay_compensation": "-1"}, "delay_compensation must be 0, or a number from 1e-09 to 999999999, as"),
-        ({"delay_compensation": "nan"}, "delay_compensation must be 0, or a number from 1e-09 to 999999999, as"),
-        ({"delay_compensation": None}, "delay_compensation must be 0, or a number from 1e-09 to 999999999, as"),
-        ({"delay_versions": 3}, "set that too, as 0.04"),
-        ({"delay_compensation": 1, "staleness": 0}, "is for stale gradients, and with staleness 0 none is stale"),
-        ({"delay_compensation": 1, "quorum": 1, "late": "drop"}, "with staleness 0 none is stale"),
-        ({"delay_compensation": 1, "staleness": -1, "local_steps": 2}, "workers push no gradients but how far they"),
-        ({"delay_compensation": 1, "staleness": -1, "optimizer": MAXIMIZED}, "negate the loss instead of setting max"),
+        ({"backup_after": "-1"}, "backup_after must be 0, or a number from 1e-09 to 999999999, as"),
+        ({"backup_after": "nan"}, "backup_after must be 0, or a number from 1e-09 to 999999999, as"),
+        ({"backup_after": None}, "backup_after must be 0, or a number from 1e-09 to 999999999, as"),
     ],
 )
 def test_a_value_out_of_range_is_refused_in_one_short_line(settings: Mapping[str, Any], words: str) -> None:
@@ -138,10 +133,10 @@ def test_what_is_stored_is_read_back() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("delay_compensation", 0.0, "0"),
-        ("delay_compensation", 0.04, "0.04"),
-        ("delay_compensation", 1e-5, "1e-05"),
-        ("delay_compensation", 1 / 3, "0.3333333333333333"),
+        ("backup_after", 0.0, "0"),
+        ("backup_after", 0.04, "0.04"),
+        ("backup_after", 1e-5, "1e-05"),
+        ("backup_after", 1 / 3, "0.3333333333333333"),
         ("reject_norm", None, ""),
         ("reject_norm", 5.0, "5"),
         ("reject_norm", 2.5, "2.5"),
@@ -157,13 +152,6 @@ def test_a_number_has_the_text_that_it_always_had(name: str, value: Any, text: s
     assert config.to_hash()[name] == text
     assert JobConfig.from_hash(config.to_hash()) == config == JobConfig(staleness=-1, **{name: text})
     assert type(getattr(JobConfig.from_hash(config.to_hash()), name)) is type(value)
-
-
-@pytest.mark.parametrize(("workers", "kept"), [(1, 1), (400, 16)])
-def test_as_many_past_versions_are_kept_as_there_are_workers(workers: int, kept: int) -> None:
-    config = JobConfig(workers=workers, staleness=-1, delay_compensation=1e-5, weight_format="int8")
-    assert config.slots == (*[f"past{1 + number}" for number in range(kept)], "view")
-    assert JobConfig.from_hash(config.to_hash()) == config
 
 
 @pytest.mark.parametrize(
@@ -184,6 +172,7 @@ def test_as_many_past_versions_are_kept_as_there_are_workers(workers: int, kept:
         ("inner_optimizer", '{"kind": "adam", "lr": 0.1}', "takes local steps, and local_steps is 1"),
         ("min_workers", "5", "from 0 to 3, the number of workers"),
         ("launched_by", "{}", "may only be set by kvps up and kvps run"),
+        ("delay_compensation", "0.04", "which kvps no longer does: a stale gradient counts for less with"),
     ],
 )
 def test_a_damaged_field_is_one_line_that_names_it_and_harms_no_other_job(
@@ -226,3 +215,16 @@ def test_a_job_of_an_earlier_version_lacks_the_settings_that_came_since() -> Non
     for name in ("units_per_round", "units_per_epoch", "backup_after", "samples"):
         del stored[name]
     assert JobConfig.from_hash(stored) == JobConfig(workers=3, units=8)
+
+
+@pytest.mark.parametrize("name", sorted(GONE))
+def test_a_setting_that_is_gone_says_what_takes_its_place(name: str) -> None:
+    with pytest.raises(kvps.InvalidSetting) as caught:
+        JobConfig.of("create_job", None, {name: 1})
+    assert str(caught.value) == f"create_job: no setting {name!r}: {GONE[name]}"
+
+
+def test_a_job_of_an_earlier_version_that_did_not_use_what_is_gone_goes_on() -> None:
+    config = JobConfig(workers=3)
+    assert JobConfig.from_hash(config.to_hash() | UNUSED) == config
+    assert not set(UNUSED) & set(SPECS)

@@ -79,7 +79,16 @@ def _run(app: typer.Typer) -> int:
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2
-        return _fail(error.format_message(), 2)
+        return _fail(_instead(error) or error.format_message(), 2)
+
+
+def _instead(error: Exception) -> str:
+    """Return what takes the place of an unknown option, if an older version of kvps had it, else ""."""
+    from kvps.config.gone import GONE  # most commands end without an error
+
+    option = getattr(error, "option_name", "")
+    instead = GONE.get(option.removeprefix("--").replace("-", "_"))
+    return f"there is no {option} any more: {instead}" if instead else ""
 
 
 def _flushed(code: int) -> int:

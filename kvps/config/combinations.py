@@ -24,7 +24,6 @@ def check(s: UncheckedConfig) -> None:
     _check_local_steps(s)
     _check_timed_rounds(s)
     _check_fragments(s)
-    _check_compensation(s)
     _check_shared_memory(s)
 
 
@@ -162,28 +161,6 @@ def _check_fragments(s: UncheckedConfig) -> None:
         raise InvalidSetting(
             f"weight_format {s.weight_format} sends what has changed in the whole model: with fragments choose "
             f"fp32 or bf16"
-        )
-
-
-def _check_compensation(s: UncheckedConfig) -> None:
-    """Raise InvalidSetting where delay compensation has no meaning."""
-    if not s.delay_compensation:
-        if s.delay_versions:
-            raise InvalidSetting("delay_versions is how much delay_compensation remembers: set that too, as 0.04")
-        return
-    if s.staleness == 0 and not (s.quorum and s.late == "next"):
-        raise InvalidSetting(
-            "delay_compensation is for stale gradients, and with staleness 0 none is stale: set staleness to N or "
-            "-1, or a quorum with late next"
-        )
-    if s.takes_local_steps:
-        raise InvalidSetting(
-            "delay_compensation takes the square of a gradient for the curvature, and with local_steps workers "
-            "push no gradients but how far they came: set only one"
-        )
-    if any(each.maximize for each in s.optimizer.variants):
-        raise InvalidSetting(
-            "delay_compensation is of a loss that is minimized: negate the loss instead of setting maximize"
         )
 
 

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from kvps import optim
 from kvps.arrays.inputs import in_words
-from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import combinations, samples
+from kvps.config.gone import GONE, UNUSED
 from kvps.config.settings import AUTO, SPECS, UncheckedConfig
 from kvps.config.specs import MOST_OPTIMIZER, REPLICATED, as_text, not_an_optimizer, why_not
 from kvps.errors import CorruptData, InvalidSetting, shown
@@ -54,8 +54,6 @@ class JobConfig(UncheckedConfig):
         if self.samples:
             samples.derive_units(self)
         combinations.check(self)
-        if self.delay_compensation and self.delay_versions == 0:
-            object.__setattr__(self, "delay_versions", min(self.workers, MOST_PAST))
         if self.max_pending == 0:
             # The staleness bound allows a worker s + 1 pending contributions. ASP has no bound, but memory is limited.
             pending = _ASP_PENDING if self.staleness == ASP else self.staleness + 1
@@ -67,7 +65,7 @@ class JobConfig(UncheckedConfig):
     def differing(self, asked: UncheckedConfig, names: Iterable[str]) -> list[str]:
         """Return which of these settings of a job are not as `asked`. What was asked in general, such as "auto", is
         what the job has, and the number of workers is another matter."""
-        general = {"transport": AUTO, "durability": REPLICATED, "max_pending": 0, "delay_versions": 0}
+        general = {"transport": AUTO, "durability": REPLICATED, "max_pending": 0}
         return [
             name
             for name in names
@@ -89,9 +87,12 @@ class JobConfig(UncheckedConfig):
     def from_hash(cls, stored: Mapping[str, str], where: str = "config") -> JobConfig:
         """Return the settings that `to_hash` wrote. Fields that only a newer kvps knows are ignored.
 
-        Raises CorruptData, which names the field, if one is missing or has a wrong value. `where` names the source in
-        that message.
+        Raises CorruptData, which names the field, if one is missing or has a wrong value, or is of a setting that kvps
+        no longer has and that the job uses. `where` names the source in that message.
         """
+        for name, unused in UNUSED.items():
+            if (text := stored.get(name, unused)) != unused:
+                raise CorruptData(f"{where} field {name} is {shown(text)}, which kvps no longer does: {GONE[name]}")
         try:
             return cls(**{name: _read(name, stored) for name in SPECS})
         except InvalidSetting as error:
@@ -119,6 +120,8 @@ def _read(name: str, stored: Mapping[str, str]) -> Any:
 
 def _instead(name: str, value: object) -> str:
     """Return a hint at what the user may have meant by an unknown setting."""
+    if name in GONE:
+        return GONE[name]
     rate = "lr" if name == "learning_rate" else name
     for kind in optim.OPTIMIZERS.values():
         if rate in {f.name for f in fields(kind)}:

@@ -21,8 +21,6 @@ class JobSettings(TypedDict, total=False):
     inner_optimizer: Optimizer
     reduction: str
     staleness_scaling: Literal["none", "inverse", "inverse-sqrt"]
-    delay_compensation: float
-    delay_versions: int
     gradient_format: str
     weight_format: str
     transport: Literal["auto", "redis", "shm"]

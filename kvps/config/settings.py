@@ -8,7 +8,6 @@ from typing import Literal
 
 from kvps import optim
 from kvps.arrays.formats import format_of
-from kvps.arrays.past_weights import MOST_PAST, past
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import specs
 from kvps.config.specs import Spec, setting
@@ -107,23 +106,6 @@ class UncheckedConfig:
         "inverse-sqrt is 1/sqrt(1+s).",
         choices=tuple(reductions.SCALINGS),
         metavar="NAME",
-        group="Training",
-    )
-    delay_compensation: float = setting(
-        0.0,
-        "Corrects gradients that were computed on old weights, by so many times their square times how far the weights "
-        "have moved since (DC-ASGD's lambda, as 0.04). 0 does not.",
-        why_not=specs.not_a_strength,
-        read=specs.read_number,
-        metavar="LAMBDA",
-        group="Training",
-    )
-    delay_versions: int = setting(
-        0,
-        "The weights of how many past versions --delay-compensation keeps, each an array as large as the weights in "
-        "each version. Older gradients are corrected as if they were so old. 0 chooses as many as workers, at most "
-        f"{MOST_PAST}.",
-        bounds=(0, MOST_PAST),
         group="Training",
     )
     gradient_format: str = setting(
@@ -407,20 +389,10 @@ class UncheckedConfig:
             return float(version)
         return contributions / self.workers
 
-    @cached_property
-    def past_slots(self) -> tuple[str, ...]:
-        """The names of the arrays that hold the weights of the last versions, newest first."""
-        return tuple(past(1 + number) for number in range(self.delay_versions))
-
-    @property
-    def step_slots(self) -> tuple[str, ...]:
-        """The names of the arrays that a step makes beside the weights: the optimizer's state, and past weights."""
-        return self.optimizer.slots + self.past_slots
-
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of the arrays that each version has beside its weights: those that a step makes, and the view."""
-        return self.step_slots + ((VIEW,) if has_view(format_of(self.weight_format)) else ())
+        """The names of the arrays that each version has beside its weights: the optimizer's state, and the view."""
+        return self.optimizer.slots + ((VIEW,) if has_view(format_of(self.weight_format)) else ())
 
     @property
     def user_code(self) -> tuple[str, ...]:

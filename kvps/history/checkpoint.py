@@ -21,7 +21,6 @@ from safetensors import SafetensorError, safe_open
 
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.arrays.number_ranges import counts_as_text, counts_in
-from kvps.arrays.past_weights import MOST_PAST
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, counted
 from kvps.history.tensor_file import SUFFIX, check_tensors, write_tensors
@@ -34,7 +33,7 @@ from kvps.protocol.worker_states import MOST_BYTES, committed
 
 _FORMAT = "2"
 Whole = tuple[Array, Mapping[str, Array], Mapping[int, int]]
-_MOST_SLOTS = MOST_SLOTS + MOST_PAST + 1  # an optimizer's, past weights, and the view
+_MOST_SLOTS = MOST_SLOTS + 1  # an optimizer's, and the view
 
 
 def workers_anew(

@@ -37,7 +37,7 @@ from kvps.parsing import MOST_TEXT
 MOST_SLOTS = 8
 """The most state arrays of an optimizer."""
 _MOST_NUMBERS = 64
-_SLOT = re.compile(r"(?!(w|view|past[0-9]+)\Z)[A-Za-z][A-Za-z0-9]{0,31}", re.ASCII)  # the others are kvps's own arrays
+_SLOT = re.compile(r"(?!(w|view)\Z)[A-Za-z][A-Za-z0-9]{0,31}", re.ASCII)  # the others are kvps's own arrays
 _NUMBER = re.compile(r"[A-Za-z_]\w{0,63}", re.ASCII)
 
 
@@ -108,7 +108,7 @@ class CustomOptimizer(Optimizer):
         require(
             fits,
             f"{self._title}: slots must be a tuple of at most {MOST_SLOTS} names of letters and digits, none of them "
-            f"w, view or past1, not {shown(slots)}",
+            f"w or view, not {shown(slots)}",
         )
         assert isinstance(slots, tuple | list)
         return tuple(slots)

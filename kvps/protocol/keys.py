@@ -122,9 +122,8 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job/id/shard/}:w:<name>:<chunk>   string  aggregator          weights, raw little-endian
     kvps:{job/id/shard/}:p:<name>:<chunk>   string  aggregator          weights as workers pull them, in a lossy
                                                                    format; or the difference to their view
-    kvps:{job/id/shard/}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state; past weights,
-                                                                   as slots past1, past2, ...; in some versions the view
-                                                                   of workers, as slot view
+    kvps:{job/id/shard/}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state; in some versions the
+                                                                   view of workers, as slot view
     kvps:{job/id/shard/}:m:<name>           string  aggregator          JSON manifest, staged last
     kvps:{job/id/shard/}:reserve:<part>     string  aggregator          zeros, as large as a version: deleted when a
                                                                        full server refuses to stage one

@@ -23,7 +23,6 @@ from helpers.harness import (
     large_model,
     work,
 )
-from kvps_aggregator.step.compensate import compensate
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_workers import load_task
@@ -225,19 +224,6 @@ def test_a_device_steps_to_the_same_bits(gpu: Device, optimizer: kvps.Optimizer)
             np.testing.assert_array_equal(other.view(np.uint32), array.view(np.uint32), name)
         for part in parts:
             part.promote()
-
-
-def test_a_device_compensates_to_the_same_bits(gpu: Device) -> None:
-    """Of all magnitudes; some products overflow."""
-    arrays = [any_floats(seed, 100_003) for seed in range(3)]
-    here, there = np.empty_like(arrays[0]), np.empty_like(arrays[0])
-    with np.errstate(all="ignore"):
-        compensate(0.04, *arrays, here)
-    with gpu.current():
-        out = gpu.upload(there)
-        compensate(0.04, *map(gpu.upload, arrays), out, gpu.exact)
-        gpu.download(out, there)
-    np.testing.assert_array_equal(there.view(np.uint32), here.view(np.uint32))
 
 
 @pytest.mark.parametrize("transport", ["redis", "shm"])

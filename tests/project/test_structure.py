@@ -60,6 +60,7 @@ LATE_IMPORTS = {  # file: why it imports inside a function
     "cli/kvps_cli/look/top.py": "Textual is an extra",
     "cli/kvps_cli/look/timeline.py": "perfetto and matplotlib are an extra",
     "workers/kvps_workers/digits.py": "scikit-learn is an extra",
+    "cli/kvps_cli/__init__.py": "settings take their time to load, and an unknown option is rare",
     "lab/kvps_bench/links.py": "PyTorch is an extra",
     "lab/kvps_bench/round.py": "PyTorch is an extra",
 }

@@ -89,11 +89,11 @@ def test_a_contribution_that_lacks_what_it_must_have_is_rejected(store: Store, l
     "settings",
     [
         {"staleness": 2, "optimizer": AdamW(lr=0.1, clip_norm=1.0), "shards": 2},
-        {"staleness": -1, "optimizer": Adam(lr=0.1), "gradient_format": "int8", "delay_compensation": 0.1},
+        {"staleness": -1, "optimizer": Adam(lr=0.1), "gradient_format": "int8"},
         {"quorum": 1, "optimizer": SGD(lr=0.1, momentum=0.9, groups=(ParameterGroup("b", lr=0.01),)), "shards": 3},
         {"parts": {"x": "a", "y": ["b", "c"]}, "staleness": 1, "optimizer": SGD(lr=0.1, momentum=0.9)},
     ],
-    ids=["ssp-clipped", "asp-int8-compensated", "quorum-groups", "parts"],
+    ids=["ssp-clipped", "asp-int8", "quorum-groups", "parts"],
 )
 def test_whatever_is_missing_when_a_replay_has_the_same_bits(
     store: Store, tmp_path: Path, settings: dict[str, Any]

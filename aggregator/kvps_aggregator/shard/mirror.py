@@ -199,7 +199,7 @@ class Mirror:
 
     @property
     def _whats(self) -> tuple[str, ...]:
-        return ("w", *self._job.config.step_slots)
+        return ("w", *self._job.config.optimizer.slots)
 
 
 def rollback_record(state: State) -> dict[str, object]:

@@ -30,7 +30,7 @@ class RedisStorage(Storage):
         nbytes = job.layout.nbytes * (1 + len(arrays.slots)) + pulled
         super().__init__(job, number, term, arrays, Versions(nbytes))
         self._view = ViewStorage(job, number, term, arrays) if VIEW in arrays.slots else None
-        self._whats = ("w", *job.config.step_slots)
+        self._whats = ("w", *job.config.optimizer.slots)
         gradient_format = format_of(job.config.gradient_format)
         sizes = [gradient_format.nbytes(chunk.stop - chunk.start) for chunk in arrays.chunks]
         self._early = EagerFetch(job.access.client, job.layout.shards, arrays.chunks, sizes, self.gradient_keys)

@@ -23,7 +23,6 @@ from kvps.config import JobConfig
 from kvps.errors import NotFinite
 from kvps.optim.reductions import SCALINGS, Reduction, custom, parse
 from kvps.protocol.plan import Contribution, Plan
-from kvps_aggregator.step.compensate import staleness_of
 
 _function_of = lru_cache(maxsize=64)(custom)  # imports the user's function once
 
@@ -45,7 +44,7 @@ def reduce_plan(
     weights = [c.weight for c in counting]
     if buffers.size:
         contributions = reduce_buffers(contributions, weights, kind, buffers, xp)
-    factors = [scaling(staleness_of(plan, c)) for c in counting]
+    factors = [scaling(_staleness_of(plan, c)) for c in counting]
     if any(factor != 1 for factor in factors):
         contributions = _scaled(contributions, factors, out, xp)
     square_sum = 0.0
@@ -94,9 +93,14 @@ def sizes(
     magnitudes = []
     with np.errstate(over="ignore", invalid="ignore"):
         for c, values in zip(counting, contributions, strict=True):
-            factor = scaling(staleness_of(plan, c)) * (c.weight if is_weighted else 1)
+            factor = scaling(_staleness_of(plan, c)) * (c.weight if is_weighted else 1)
             magnitudes.append(factor * float(np.abs(values).max()) if finite(values) else math.inf)
     return magnitudes
+
+
+def _staleness_of(plan: Plan, contribution: Contribution) -> int:
+    """Return how many versions were made since the one that a contribution of a plan was computed on."""
+    return max(0, plan.version - 1 - contribution.base)
 
 
 def _scaled(contributions: Iterable[Array], factors: Sequence[float], like: Array, xp: Any) -> Iterator[Array]:

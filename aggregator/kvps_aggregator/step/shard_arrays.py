@@ -19,14 +19,12 @@ import numpy as np
 from kvps.arrays.digest import digest_of, finite_square_sum, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout, Piece
-from kvps.arrays.past_weights import past
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.errors import NotFinite
 from kvps.optim import CustomOptimizer, Optimizer, update_rules
-from kvps.protocol.plan import Contribution, Plan
+from kvps.protocol.plan import Plan
 from kvps_aggregator.step import reduce
-from kvps_aggregator.step.compensate import compensated, staleness_of
 
 
 class _Stretch(NamedTuple):
@@ -42,8 +40,7 @@ class _Stretch(NamedTuple):
 
 class ShardArrays:
     """Shard `number` of a job. Arrays are (size,) float32; `state` is slot name -> array, zeros at first: the
-    optimizer's state, the weights of the last versions if gradients are compensated for their delay, and, in host
-    memory alone, the view if workers pull differences.
+    optimizer's state, and, in host memory alone, the view if workers pull differences.
 
     `skipped` is in how many versions each parameter was left out, because no contribution had a gradient for it, by its
     number in the layout; only of those whose optimizer counts its steps.
@@ -59,7 +56,7 @@ class ShardArrays:
         self.chunks = layout.chunks[number]
         self.low, self.high = layout.shard_range(number)
         self.size = self.high - self.low
-        self.slots = config.slots if xp is np else config.step_slots
+        self.slots = config.slots if xp is np else config.optimizer.slots
         self._xp = xp
         self.weights, self.next_weights = self._empty(), self._empty()
         self.state = {slot: xp.zeros(self.size, DTYPE) for slot in self.slots}
@@ -105,32 +102,13 @@ class ShardArrays:
     def reduce(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], out: Array) -> float:
         """Write the gradient that a chunk of the plan's contributions make into `out`, and behind it the buffers, if
         the chunk has some; see `step`. Return the gradient's sum of squares, NaN if anything is not finite."""
-        counting, corrected = plan.counting_in(chunk), self._corrected(plan, chunk, gradients)
+        counting = plan.counting_in(chunk)
         start, kind = self._layout.buffer_start_in(chunk), self._layout.buffer_kind
-        return reduce.reduce_plan(self._config, plan, counting, corrected, out[:start], out[start:], kind, self._xp)
+        return reduce.reduce_plan(self._config, plan, counting, gradients, out[:start], out[start:], kind, self._xp)
 
     def sizes(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> list[float]:
         """Return the largest magnitude that each contribution of a chunk, in host memory, has where it is reduced."""
-        corrected = self._corrected(plan, chunk, gradients)
-        return reduce.sizes(self._config, plan, plan.counting_in(chunk), corrected)
-
-    def _corrected(self, plan: Plan, chunk: Chunk, gradients: Iterable[Array]) -> Iterable[Array]:
-        """Return the contributions of a chunk, compensated for their delay if the job does that."""
-        if not self._config.delay_compensation:
-            return gradients
-        part_of = slice(chunk.start - self.low, chunk.stop - self.low)
-        befores = [self.before(plan, c, part_of) for c in plan.counting_in(chunk)]
-        items = self._layout.buffer_start_in(chunk)
-        return compensated(self._config.delay_compensation, gradients, self.weights[part_of], befores, items, self._xp)
-
-    def before(self, plan: Plan, c: Contribution, part_of: slice) -> Array | None:
-        """Return part of the weights that a contribution of the plan was computed on, or of the oldest that are kept;
-        None if these are the present ones, and its gradient needs no compensation.
-
-        A version has no more versions before it than its number, so no slot is read that nobody has written.
-        """
-        staleness = min(staleness_of(plan, c), self._config.delay_versions)
-        return self.state[past(staleness)][part_of] if staleness else None
+        return reduce.sizes(self._config, plan, plan.counting_in(chunk), gradients)
 
     def apply_scaled(self, plan: Plan, chunk: Chunk, gradient: Array, scale: np.float32) -> None:
         """Make a chunk of the plan's version from the reduced gradient times `scale`, and the buffers behind it."""
@@ -157,7 +135,6 @@ class ShardArrays:
                     self._replace(plan, items, reduced)
         else:
             self._copy(part_of)
-        self._advance_past(part_of)
         self.advance_view(chunk)
 
     def _stretches_of(self, chunk: Chunk, left_out: Set[int]) -> list[_Stretch]:
@@ -221,13 +198,6 @@ class ShardArrays:
                     f": {advice}, or create the job with nonfinite='skip', which rejects contributions that do this"
                 )
             raise NotFinite(fault)
-
-    def _advance_past(self, part_of: slice) -> None:
-        """Make part of the next version's past weights: the present weights are one version old then."""
-        newer = self.weights
-        for slot in self._config.past_slots:
-            self._xp.copyto(self.next_state[slot][part_of], newer[part_of])
-            newer = self.state[slot]
 
     def advance_view(self, chunk: Chunk) -> None:
         """Make a chunk of the next view, if there is one, from the next weights."""

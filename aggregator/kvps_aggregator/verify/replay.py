@@ -27,7 +27,6 @@ from kvps.history.commit_log import Log
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.step.clipping import scale_of, square_sum
-from kvps_aggregator.step.compensate import compensate
 from kvps_aggregator.step.reduce import reduce_plan
 from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_aggregator.verify.chain import Chain, Unproved, digest_of, located, settings_of
@@ -260,19 +259,8 @@ class Replay:
             if self._format.lossy:
                 self._follow(contribution)
             if contribution.weight:
-                yield self._compensated(plan, contribution, weight_sums[contribution])
-
-    def _compensated(self, plan: Plan, c: Contribution, weight_sum: int) -> Array:
-        """Return a contribution's values, compensated for its delay if the job does that, in memory of its own: the
-        source may return the same memory again."""
-        values = self._values(c, weight_sum)
-        out = values.copy()
-        for part in self._parts:
-            if (before := part.before(plan, c, slice(0, part.size))) is not None:
-                end = max(part.low, min(part.high, self._layout.buffer_start))  # buffers are no gradients
-                mine, items = slice(part.low, end), slice(0, end - part.low)
-                compensate(self._config.delay_compensation, values[mine], part.weights[items], before[items], out[mine])
-        return out
+                values = self._values(contribution, weight_sums[contribution])
+                yield values.copy()  # the source may return the same memory again
 
     def _weigh(self, plan: Plan) -> dict[Contribution, int]:
         """Add the weights of a plan, also of what was rejected from it. Return for each contribution the sum before it

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,3 +133,22 @@ def test_stale_contributions_count_for_less(kind: str, scaling: str) -> None:
     scaled = rows * factor.astype(np.float32)[:, None]
     want = {"mean": scaled.sum(0) / 4, "sum": scaled.sum(0), "weighted": scaled.mean(0), "median": np.median(scaled, 0)}
     np.testing.assert_allclose(out, want[kind], rtol=1e-5, atol=1e-6)
+
+
+def test_what_overflows_leaves_the_other_items_of_a_users_reduction_alone(own_rules: Path) -> None:
+    """A replay reduces all chunks at once, an aggregator one by one: an item may not depend on its neighbours."""
+    rows = np.random.default_rng(0).standard_normal((3, 10), np.float32)
+    rows[1, 4], rows[2, 7] = np.inf, np.nan
+    mine, outs = reductions.parse("own_rules:median"), []
+    for cuts in ([0, 10], [0, 4, 5, 10]):
+        out = np.empty(10, np.float32)
+        sums = [
+            reduce(mine, [row[low:high] for row in rows], [1, 1, 1], 3, out[low:high]) for low, high in pairwise(cuts)
+        ]
+        assert any(map(math.isnan, sums))
+        outs.append(out.tobytes())
+    there, exact = hostcupy.empty(10, np.float32), Exact(hostcupy)
+    assert math.isnan(reduce(mine, [hostcupy.asarray(row) for row in rows], [1, 1, 1], 3, there, exact))
+    hostcupy.get_current_stream().synchronize()
+    assert outs[0] == outs[1] == there.values.tobytes()
+    np.testing.assert_array_equal(np.frombuffer(outs[0], np.float32)[:4], np.median(rows[:, :4], axis=0))

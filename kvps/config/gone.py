@@ -1,0 +1,12 @@
+"""Settings, options and commands that kvps no longer has. Whoever still gives one is told what takes its place."""
+
+from __future__ import annotations
+
+GONE = {
+    "delay_compensation": "a stale gradient counts for less with staleness_scaling (--staleness-scaling inverse)",
+    "delay_versions": "it went with delay_compensation",
+}
+"""Name of a setting, as in Python -> what to do instead."""
+
+UNUSED = {"delay_compensation": "0", "delay_versions": "0"}
+"""Name of a setting -> its text in the config hash of a job that did not use it. Such a job goes on."""
