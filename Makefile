@@ -67,7 +67,7 @@ gpu: ## Run the tests that need a CUDA device (PYTHON=, one that has CuPy; WHEEL
 	  -e '.[embedded,demo]' pytest pytest-timeout
 	.stamps/gpu/bin/python -m pytest -m gpu tests/device
 
-bench: .stamps/bench ## Measure everything and write docs/performance.md (ONLY=round,wake; TURNS=3; QUICK=1)
+bench: .stamps/dev ## Measure everything and write docs/performance.md (ONLY=round,wake; TURNS=3; QUICK=1)
 	$(BIN)/python -m kvps_bench.page $(if $(ONLY),--only $(ONLY)) $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick)
 
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
@@ -123,10 +123,6 @@ $(BIN)/python:
 .stamps/oldest: pyproject.toml
 	$(PYTHON) -m venv $@
 	$@/bin/pip install --quiet -e '.[embedded,demo]' 'redis==6.1.0' 'numpy<2' pytest pytest-timeout pytest-xdist trustme
-	@touch $@
-
-.stamps/bench: .stamps/dev
-	$(BIN)/pip install --quiet -e '.[dev,bench]'
 	@touch $@
 
 .stamps/docs: pyproject.toml requirements/ci.txt | $(BIN)/python

