@@ -14,7 +14,7 @@ A job's settings are chosen when it is created, and stay. This table is made fro
 
 `kvps up`, `create` and `submit` have an option for each setting, except for those marked -. `kvps run`
 has them too, except for those of tasks: `--batch-size`, `--epochs`, `--partition`,
-`--push-every`, `--procs` and `--inner-optimizer`. On a command line times are in seconds, `workers` is 3 unless it is
+`--procs` and `--inner-optimizer`. On a command line times are in seconds, `workers` is 3 unless it is
 given, and `batch_size` and `epochs` are the task's. In Python they are keywords of `create_job`,
 `kvps.local` and `kvps.JobConfig`.
 

@@ -84,8 +84,7 @@ def epoch_order(samples: int, seed: int, epoch: int, rank: int | None = None) ->
 class Division(NamedTuple):
     """Which batches belong to which unit of data, or to which round of a worker. All are numbered over all epochs.
 
-    A unit has `per_unit` batches; the last one of an epoch may have fewer. If units go on from one epoch to the next
-    (`across_epochs`), as local steps do, only the last one of all may have fewer.
+    A unit has `per_unit` batches, and goes on from one epoch to the next; the last one of all may have fewer.
 
     batches  how many batches an epoch has
     """
@@ -93,37 +92,25 @@ class Division(NamedTuple):
     batches: int
     epochs: int
     per_unit: int
-    across_epochs: bool = False
-
-    @property
-    def _span(self) -> int:
-        """How many batches there are from one short unit to the next."""
-        return self.batches * (max(1, self.epochs) if self.across_epochs else 1)
-
-    @property
-    def _per_span(self) -> int:
-        return math.ceil(self._span / self.per_unit)
 
     @property
     def units(self) -> int:
         """How many units all epochs have."""
-        return self._per_span * (1 if self.across_epochs else self.epochs)
+        return math.ceil(self.batches * self.epochs / self.per_unit)
 
     @property
     def units_per_epoch(self) -> int:
         """How many units an epoch has; 0 where they go on from one epoch to the next."""
-        return 0 if self.across_epochs else self._per_span
+        return self.batches if self.per_unit == 1 else 0
 
     def of(self, unit: int) -> range:
         """Return the numbers of the batches of a unit."""
-        span, within = divmod(unit, self._per_span)
-        first = span * self._span + within * self.per_unit
-        return range(first, min(first + self.per_unit, (span + 1) * self._span))
+        first = unit * self.per_unit
+        return range(first, min(first + self.per_unit, self.batches * self.epochs))
 
     def unit(self, number: int) -> int:
         """Return the unit that a batch belongs to."""
-        span, within = divmod(number, self._span)
-        return span * self._per_span + within // self.per_unit
+        return number // self.per_unit
 
 
 class UnitBatches:

@@ -28,7 +28,7 @@ TOPOLOGIES = {
     # Valiant, "A Bridging Model for Parallel Computation", 1990.
     "bsp": Topology({"staleness": 0}, {_DATA: "static"}),
     # Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012: replicas push without waiting, and Adagrad steps.
-    "downpour": Topology({"staleness": -1}, {"optimizer": "adagrad", "push_every": 5}),
+    "downpour": Topology({"staleness": -1}, {"optimizer": "adagrad"}),
     # The same paper: a coordinator hands out small parts of the work, and the parameters are in several shards.
     "sandblaster": Topology({"staleness": 0, _DATA: "units"}, {"shards": 4}),
     # Recht et al., "Hogwild: A Lock-Free Approach to Parallelizing Stochastic Gradient Descent", NIPS 2011.
@@ -39,7 +39,7 @@ TOPOLOGIES = {
 def topology(name: str, **settings: Unpack[JobSettings]) -> JobSettings:
     """Return the settings of a job in a classic arrangement: bsp, downpour, sandblaster or hogwild.
 
-    job = store.create_job("mine", params, **kvps.topology("downpour", workers=4, push_every=10))
+    job = store.create_job("mine", params, **kvps.topology("downpour", workers=4, shards=2))
 
     `settings` are your own, under the names of `JobConfig`. They are returned too, and win over what the arrangement
     only suggests. sandblaster hands out units of data, so it needs `units`: how many. Raises InvalidSetting for another
@@ -79,8 +79,6 @@ def _replaced(suggested: str, stated: Mapping[str, Any]) -> bool:
         return "units_per_round" in stated
     if suggested == "shards":
         return bool(stated.get("transport") == "shm")
-    if suggested == "push_every":
-        return bool(stated.get("local_steps", 1) != 1 or stated.get("procs", 1) != 1)
     return False
 
 

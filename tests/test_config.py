@@ -84,7 +84,7 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
             "samples=9 are 10 units in 2 epochs of batches of 2",
         ),
         ({"max_pending": 101, "reduction": "weighted"} | TIMED, "must be a whole number from 0 to 100 with"),
-        ({"local_steps": "auto", "push_every": "2"}, "local_steps steps on each batch, while push_every and procs"),
+        ({"local_steps": "auto", "procs": 2}, "local_steps steps on each batch, and procs is for a worker that"),
         ({"gradient_format": 16}, "gradient_format must be printable text of at most 1024 characters, not 16"),
         ({"mirror_every": "0s"}, "mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not '0s'"),
         ({"task": 5}, "task must be printable text of at most 1024 characters, not 5"),
@@ -142,8 +142,6 @@ def test_what_is_stored_is_read_back() -> None:
         ("reject_norm", 2.5, "2.5"),
         ("mirror_every", 10, "10"),
         ("mirror_every", "0.5s", "0.5s"),
-        ("push_every", 1, "1"),
-        ("push_every", "epoch", "epoch"),
     ],
 )
 def test_a_number_has_the_text_that_it_always_had(name: str, value: Any, text: str) -> None:
@@ -199,8 +197,6 @@ def test_a_damaged_field_is_one_line_that_names_it_and_harms_no_other_job(
     [
         ({}, (12, 6, 4)),
         ({"units_per_round": 2}, (12, 6, 2)),
-        ({"push_every": 4}, (4, 2, 4)),
-        ({"push_every": "epoch"}, (2, 1, 4)),
         ({"local_steps": 5}, (3, 0, 4)),
     ],
 )

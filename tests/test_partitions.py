@@ -101,15 +101,14 @@ def test_too_many_samples_are_refused() -> None:
     size=st.integers(1, 50),
     epochs=st.integers(1, 4),
     per_unit=st.integers(1, 5),
-    across=st.booleans(),
     seed=SEEDS,
     drop_last=st.booleans(),
 )
 def test_units_have_each_sample_of_each_epoch_once(
-    samples: int, size: int, epochs: int, per_unit: int, across: bool, seed: int, drop_last: bool
+    samples: int, size: int, epochs: int, per_unit: int, seed: int, drop_last: bool
 ) -> None:
     used = samples // size * size if drop_last else samples
-    division = Division(math.ceil(used / size), epochs, per_unit, across)
+    division = Division(math.ceil(used / size), epochs, per_unit)
     assume(used)
     batches = UnitBatches(samples, size, division, seed)
     numbers = [number for unit in range(division.units) for number in division.of(unit)]
@@ -119,7 +118,8 @@ def test_units_have_each_sample_of_each_epoch_once(
         of_epoch = [number for number in numbers if batches.epoch(number) == epoch]
         rows = np.concatenate([batches.rows(number) for number in of_epoch])
         assert len(set(rows)) == len(rows) == used
-        assert across or {division.unit(number) // division.units_per_epoch for number in of_epoch} == {epoch}
+        if division.units_per_epoch:
+            assert {division.unit(number) // division.units_per_epoch for number in of_epoch} == {epoch}
     seeds = [seed_of(number) for seed_of in (batches.seed, batches.loading_seed) for number in numbers]
     assert len(set(seeds)) == len(seeds)
     assert all(batches.seed(division.of(unit)[0]) == unit_seed(seed, unit) for unit in range(division.units))

@@ -22,7 +22,7 @@ from kvps.topologies import TOPOLOGIES
 ADAGRAD = kvps.Adagrad()
 MEANT: dict[str, dict[str, Any]] = {
     "bsp": {"staleness": 0},
-    "downpour": {"staleness": -1, "optimizer": ADAGRAD, "push_every": 5},
+    "downpour": {"staleness": -1, "optimizer": ADAGRAD},
     "sandblaster": {"staleness": 0, "shards": 4},
     "hogwild": {"staleness": -1, "transport": "shm"},
 }
@@ -44,8 +44,8 @@ def test_a_name_stands_for_settings(name: str) -> None:
 @pytest.mark.parametrize(
     ("line", "given"),
     [
-        ("downpour --optimizer sgd:lr=0.2 --push-every 3", {"optimizer": kvps.SGD(0.2), "push_every": 3}),
-        ("downpour --lr 0.5", {"optimizer": kvps.Adagrad(0.5), "push_every": 5}),
+        ("downpour --optimizer sgd:lr=0.2 --shards 3", {"optimizer": kvps.SGD(0.2), "shards": 3}),
+        ("downpour --lr 0.5", {"optimizer": kvps.Adagrad(0.5)}),
         ("sandblaster --shards 7 --data units", {"shards": 7}),
         ("hogwild -w 9 -s -1", {"workers": 9, "transport": "shm"}),
         ("sandblaster --transport shm --data units", {"transport": "shm"}),
@@ -104,8 +104,8 @@ def test_each_one_trains_and_is_replayed(lasting: Store, tmp_path: Path, name: s
 
 
 def test_settings_for_a_program_of_ones_own(store: Store) -> None:
-    job = store.create_job("mine", model(), **kvps.topology("downpour", workers=1, push_every=2))
-    assert (job.config.staleness, job.config.optimizer, job.config.push_every) == (-1, ADAGRAD, 2)
+    job = store.create_job("mine", model(), **kvps.topology("downpour", workers=1, shards=2))
+    assert (job.config.staleness, job.config.optimizer, job.config.shards) == (-1, ADAGRAD, 2)
     with aggregating(job), job.join("w0") as session:
         session.push(gradient(session.pull(), 0, 0))
         await_version(job, 1)

@@ -68,8 +68,8 @@ def _check_unit_rounds(s: UncheckedConfig) -> None:
     most = s.units_per_round * (s.staleness + 1)
     if most > MOST_OPEN_UNITS:
         raise InvalidSetting(
-            f"units_per_round times (staleness + 1) must be at most {MOST_OPEN_UNITS:,}, not {most:,}: make a unit of "
-            f"more batches (--push-every)"
+            f"units_per_round times (staleness + 1) must be at most {MOST_OPEN_UNITS:,}, not {most:,}: choose a larger "
+            f"batch_size"
         )
     if 0 < s.max_pending < most:
         raise InvalidSetting(
@@ -105,9 +105,9 @@ def _check_local_steps(s: UncheckedConfig) -> None:
         raise InvalidSetting(
             "inner_optimizer steps on all parameters alike: groups and clip_norm are for the job's optimizer"
         )
-    if s.takes_local_steps and (s.push_every != 1 or s.procs > 1):
+    if s.takes_local_steps and s.procs > 1:
         raise InvalidSetting(
-            "local_steps steps on each batch, while push_every and procs make one gradient of several: set only one"
+            "local_steps steps on each batch, and procs is for a worker that pushes each gradient: set only one"
         )
 
 

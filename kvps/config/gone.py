@@ -5,8 +5,9 @@ from __future__ import annotations
 GONE = {
     "delay_compensation": "a stale gradient counts for less with staleness_scaling (--staleness-scaling inverse)",
     "delay_versions": "it went with delay_compensation",
+    "push_every": "the mean gradient of N batches is that of a batch N times as large: choose a larger batch_size",
 }
 """Name of a setting, as in Python -> what to do instead."""
 
-UNUSED = {"delay_compensation": "0", "delay_versions": "0"}
+UNUSED = {"delay_compensation": "0", "delay_versions": "0", "push_every": "1"}
 """Name of a setting -> its text in the config hash of a job that did not use it. Such a job goes on."""

@@ -48,5 +48,4 @@ class JobSettings(TypedDict, total=False):
     batch_size: int
     epochs: int
     partition: Literal["task", "contiguous", "round-robin", "random", "overlap"]
-    push_every: int | Literal["epoch"]
     procs: int

@@ -15,8 +15,7 @@ UNITS_PER_ROUND = 4
 def division_of(samples: int, s: UncheckedConfig) -> Division:
     """Return which batches of so many samples belong to which unit, or round of a worker: those of one push. Local
     steps go on from one epoch to the next. A job whose rounds end by the clock has no such division."""
-    batches = math.ceil(samples / s.batch_size)
-    return Division(batches, s.epochs, s.batches_per_round or batches, s.takes_local_steps)
+    return Division(math.ceil(samples / s.batch_size), s.epochs, s.batches_per_round)
 
 
 def derive_units(s: UncheckedConfig) -> None:

@@ -283,16 +283,6 @@ class UncheckedConfig:
         metavar="SCHEME",
         group="Training",
     )
-    push_every: int | Literal["epoch"] = setting(
-        1,
-        "After how many batches a worker pushes: N, or epoch for all of an epoch. The gradients of these batches are "
-        "computed on the same weights, and their mean is pushed.",
-        bounds=(1, 999_999_999),
-        choices=("epoch",),
-        read=specs.read_whole,
-        metavar="N|epoch",
-        group="Training",
-    )
     procs: int = setting(
         1,
         "How many processes of its host compute each contribution of a worker: each takes an even part of every batch, "
@@ -350,12 +340,10 @@ class UncheckedConfig:
 
     @property
     def batches_per_round(self) -> int:
-        """How many batches a worker computes between a pull and its push; 0 for all of an epoch. A timed round ends
-        after a number of steps that cannot be known in advance."""
+        """How many batches a worker computes between a pull and its push. A timed round ends after a number of steps
+        that cannot be known in advance."""
         assert self.local_steps != "auto"
-        if self.takes_local_steps:
-            return self.local_steps // max(1, self.fragments)
-        return 0 if self.push_every == "epoch" else self.push_every
+        return self.local_steps // max(1, self.fragments)
 
     @cached_property
     def partial_rounds(self) -> bool:

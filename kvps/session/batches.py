@@ -67,8 +67,6 @@ def plan_of(
         raise InvalidSetting(
             "batches come in rounds, which a job with staleness -1 has not: choose 0 or more, or take next_unit()"
         )
-    if config.push_every != 1:
-        raise InvalidSetting("push_every is for tasks: leave it out, and choose a larger batch_size")
     given = {"batch_size": batch_size, "epochs": epochs}
     for name, value in given.items():
         if value not in (None, wanted := getattr(config, name)):

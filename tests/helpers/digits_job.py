@@ -77,7 +77,7 @@ def task_weight(job: Job, session: Session) -> int | None:
     if job.config.reduction != "weighted":
         return None
     rounds = Rounds(load_task(job.config.task), job.config, session.rank, np)
-    return sum(map(len, rounds.batches(session.round)))
+    return len(rounds.rows(session.round))
 
 
 def proved(job: Job, record: Path | None = None) -> Proof:

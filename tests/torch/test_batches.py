@@ -308,7 +308,6 @@ def test_what_does_not_fit_is_refused_in_one_line(store: Store, dataset: Any, ho
     [
         ({"samples": 0}, "create it with samples=len"),
         ({"staleness": -1}, "staleness -1 has not"),
-        ({"push_every": 2}, "choose a larger batch_size"),
     ],
 )
 def test_a_job_that_hands_out_no_batches_is_refused(store: Store, settings: dict[str, Any], why: str) -> None:

@@ -39,20 +39,20 @@ class Drawn:
         return {"loss": 0.0}
 
 
-def _rounds(task: Any, push_every: str) -> tuple[CheckedTask, Rounds]:
+def _rounds(task: Any, procs: int) -> tuple[CheckedTask, Rounds]:
     checked = CheckedTask("any", task)
-    return checked, Rounds(checked, JobConfig(task="any", batch_size=4, epochs=1, push_every=push_every), 0, np)
+    return checked, Rounds(checked, JobConfig(task="any", batch_size=4, epochs=1, procs=procs), 0, np)
 
 
-@pytest.mark.parametrize("push_every", ["1", "2", "4", "5", "epoch"])
-def test_it_is_the_mean_over_the_rows_in_float32_batch_by_batch(push_every: str) -> None:
-    task, rounds = _rounds(Drawn(), push_every)
+@pytest.mark.parametrize("procs", [1, 2, 3, 4, 5])
+def test_it_is_the_mean_over_the_rows_in_float32_process_by_process(procs: int) -> None:
+    task, rounds = _rounds(Drawn(), procs)
     for number in range(rounds.total):
         loss, grads = round_gradient(task, LAYOUT, rounds, number, {}, np)
-        batches = rounds.batches(number)
-        rows = sum(map(len, batches))
-        losses, each = zip(*(Drawn().gradient({}, (batch,), np) for batch in batches), strict=True)
-        weights = [len(batch) / rows for batch in batches]
+        rows = rounds.rows(number)
+        parts = [part for part in np.array_split(rows, procs) if len(part)]
+        losses, each = zip(*(Drawn().gradient({}, (part,), np) for part in parts), strict=True)
+        weights = [len(part) / len(rows) for part in parts]
         assert loss == sum(weight * one for weight, one in zip(weights, losses, strict=True))
         for name, found in grads.items():
             terms = [np.float32(w) * grad[name] for w, grad in zip(weights, each, strict=True)]
@@ -61,7 +61,7 @@ def test_it_is_the_mean_over_the_rows_in_float32_batch_by_batch(push_every: str)
                 wanted = wanted + term
             assert found.dtype == np.float32
             assert found.tobytes() == wanted.tobytes()
-    assert sum(len(rounds.batches(number)) for number in range(rounds.total)) == 6
+    assert rounds.total == 6
 
 
 def test_the_gradients_of_the_task_are_left_as_they_are() -> None:
@@ -73,7 +73,7 @@ def test_the_gradients_of_the_task_are_left_as_they_are() -> None:
         def gradient(self, params: Mapping[str, Any], batch: Any, xp: Any) -> Any:
             return 1.0, self.grad
 
-    task, rounds = _rounds(Same(), "2")
+    task, rounds = _rounds(Same(), 2)
     _, grads = round_gradient(task, LAYOUT, rounds, 0, {}, np)
     for name, array in model(1).items():
         np.testing.assert_array_equal(Same.grad[name], array)
@@ -95,7 +95,7 @@ def test_a_gradient_that_does_not_fit_is_refused_as_a_push_would(change: Any, wo
             loss, grads = super().gradient(params, batch, xp)
             return loss, change(grads)
 
-    task, rounds = _rounds(Wrong(), "epoch")
+    task, rounds = _rounds(Wrong(), 2)
     with pytest.raises(kvps.LayoutMismatch) as caught:
         round_gradient(task, LAYOUT, rounds, 0, {}, np)
     assert words in str(caught.value)

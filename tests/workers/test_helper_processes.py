@@ -82,9 +82,7 @@ def _task(file: Path, gradient: str) -> str:
     return f"{file.stem}:Task"
 
 
-@pytest.mark.parametrize(
-    "said", [{"procs": 3, "push_every": "4"}, pytest.param({"procs": 2, "batch_size": 1}, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("said", [{"procs": 3}, pytest.param({"procs": 2, "batch_size": 1}, marks=pytest.mark.slow)])
 def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any], home: Path) -> None:
     config, task = _config(workers=40, **said), load_task("digits")
     rounds = Rounds(task, config, 7, np)
@@ -150,7 +148,7 @@ def test_what_a_task_raises_in_a_helper_is_said_in_one_line(mine: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [{"procs": 2}, {"procs": 2, "push_every": "2", "staleness": -1, "units": 24}])
+@pytest.mark.parametrize("said", [{"procs": 2}, {"procs": 2, "staleness": -1, "units": 45}])
 def test_what_processes_trained_together_is_computed_again_by_one(store: Store, said: dict[str, Any]) -> None:
     job = digits_job(store, **said)
     run_workers(job, *training(job, "w0", "w1", "w2"))

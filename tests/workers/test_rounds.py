@@ -1,4 +1,4 @@
-"""The batches of rounds: each row once an epoch, and training that can be replayed, for every partition and period."""
+"""The batches of rounds: each row once an epoch, and training that can be replayed, for every partition."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _rows(rounds: Rounds, epoch: int) -> list[list[int]]:
     """The samples of each batch of an epoch, with the rounds in their order."""
     each = rounds.total // 2
     numbers = range(each * epoch, each * (epoch + 1))
-    return [rounds.samples(rows)[0].tolist() for number in numbers for rows in rounds.batches(number)]
+    return [rounds.samples(rounds.rows(number))[0].tolist() for number in numbers]
 
 
 @settings(max_examples=60)
@@ -59,14 +59,11 @@ def _rows(rounds: Rounds, epoch: int) -> list[list[int]]:
     samples=st.integers(6, 60),
     workers=st.integers(1, 6),
     partition=st.sampled_from(["task", *SCHEMES]),
-    push_every=st.sampled_from(["1", "2", "3", "7", "epoch"]),
     batch_size=st.integers(1, 9),
     epoch=st.integers(0, 2),
 )
-def test_each_epoch_has_each_row_once_whatever_is_pushed_when(
-    samples: int, workers: int, partition: str, push_every: str, batch_size: int, epoch: int
-) -> None:
-    said = {"workers": workers, "partition": partition, "push_every": push_every, "batch_size": batch_size}
+def test_each_epoch_has_each_row_once(samples: int, workers: int, partition: str, batch_size: int, epoch: int) -> None:
+    said = {"workers": workers, "partition": partition, "batch_size": batch_size}
     each = [_rounds(samples, rank, **said) for rank in range(workers)]
     rows = [[row for batch in _rows(rounds, epoch) for row in batch] for rounds in each]
     if partition == "overlap":
@@ -78,25 +75,13 @@ def test_each_epoch_has_each_row_once_whatever_is_pushed_when(
         sizes = [len(batch) for batch in _rows(rounds, epoch)]
         assert all(size == batch_size for size in sizes[:-1])
         assert 0 < sizes[-1] <= batch_size
-        numbers = range(rounds.total // 2)
-        pushes = [len(rounds.batches(number)) for number in numbers]
-        most = len(sizes) if push_every == "epoch" else int(push_every)
-        assert all(batches == most for batches in pushes[:-1])
-        assert 0 < pushes[-1] <= most
-
-
-def test_several_batches_are_those_that_single_rounds_have() -> None:
-    """--push-every changes when a worker pushes, and not which batches it computes."""
-    one, three = _rounds(50), _rounds(50, push_every=3)
-    for epoch in range(2):
-        assert _rows(one, epoch) == _rows(three, epoch)
 
 
 @pytest.mark.parametrize("steps", [2, 3, 7, 26, 100])
 def test_local_steps_go_on_from_one_epoch_to_the_next(steps: int) -> None:
     one, local = _rounds(50), _rounds(50, local_steps=steps)
-    batches = [rows.tolist() for number in range(one.total) for rows in one.batches(number)]
-    pushes = [[rows.tolist() for rows in local.batches(number)] for number in range(local.total)]
+    batches = [one.rows(number).tolist() for number in range(one.total)]
+    pushes = [[local.rows(batch).tolist() for batch in local.numbers(number)] for number in range(local.total)]
     assert [rows for push in pushes for rows in push] == batches
     assert [len(push) for push in pushes[:-1]] == [steps] * (len(pushes) - 1)
     assert 0 < len(pushes[-1]) <= steps
@@ -104,9 +89,9 @@ def test_local_steps_go_on_from_one_epoch_to_the_next(steps: int) -> None:
 
 
 def test_units_are_the_pushes_of_all_data() -> None:
-    config = JobConfig(batch_size=4, epochs=2, push_every="3")
-    rounds = _rounds(50, rank=1, workers=2, units=division_of(50, config).units, push_every="3")
-    assert rounds.total == division_of(50, config).units == 2 * 5
+    config = JobConfig(batch_size=4, epochs=2)
+    rounds = _rounds(50, rank=1, workers=2, units=division_of(50, config).units)
+    assert rounds.total == division_of(50, config).units == 2 * 13
     for epoch in range(3):
         assert sorted(row for batch in _rows(rounds, epoch) for row in batch) == list(range(50))
 
@@ -125,10 +110,10 @@ def test_a_worker_without_a_sample_is_told_of() -> None:
     "said",
     [
         *({"partition": scheme} for scheme in SCHEMES),
-        {"push_every": "epoch", "staleness": 1},
-        {"partition": "random", "push_every": "3", "gradient_format": "int8"},
-        {"push_every": "2", "units": 24},
-        {"push_every": "2", "staleness": -1, "optimizer": kvps.Adagrad()},  # Downpour SGD
+        {"staleness": 1},
+        {"partition": "random", "gradient_format": "int8"},
+        {"units": 45},
+        {"staleness": -1, "optimizer": kvps.Adagrad()},  # Downpour SGD
     ],
 )
 def test_what_was_trained_is_computed_again(store: Store, said: dict[str, Any]) -> None:
@@ -136,24 +121,16 @@ def test_what_was_trained_is_computed_again(store: Store, said: dict[str, Any]) 
     run_workers(job, *training(job, "w0", "w1", "w2"))
     proof = proved(job)
     assert proof.by == "recomputed"
-    assert (
-        proof.contributions
-        == {
-            "1": 3 * 3 * (15 if said.get("partition") == "overlap" else 5),
-            "2": said.get("units", 3 * 3 * 3),
-            "3": 3 * 3 * 2,
-            "epoch": 3 * 3,
-        }[said.get("push_every", "1")]
-    )
+    assert proof.contributions == 3 * 3 * (15 if said.get("partition") == "overlap" else 5)
     check_chain(job)
 
 
-def test_a_job_whose_replay_has_another_period_or_partition_differs(store: Store) -> None:
+def test_a_job_whose_replay_has_another_batch_size_or_partition_differs(store: Store) -> None:
     """The settings belong to the proof: whoever changes them in Redis is found out."""
-    job = digits_job(store, push_every="2", partition="random")
+    job = digits_job(store, partition="random")
     run_workers(job, *training(job, "w0", "w1", "w2"))
     proved(job)
-    for field, value in (("push_every", "1"), ("partition", "contiguous")):
+    for field, value in (("batch_size", "48"), ("partition", "contiguous")):
         before = job.access.client.call("HGET", job.access.keys.config, field)
         job.access.client.call("HSET", job.access.keys.config, field, value)
         assert "gives another gradient here" in proof_of(store.job("digits"))[1].differs

@@ -18,7 +18,6 @@ EACH = {
     "trimmed": {"reduction": "trimmed:0.2", "optimizer": kvps.SGD(lr=0.3, momentum=0.9)},
     "a schedule": {"optimizer": kvps.Adam(lr=schedules.CosineAnnealingLR(0.02, over=4)), "shards": 3},
     "helper processes": {"procs": 2},
-    "two batches a unit": {"push_every": 2, "units": 8, "units_per_epoch": 8},
     "short weights": {"weight_format": "bf16"},
     "differences": {"weight_format": "int8"},
     "outliers": {"reject_norm": 1.5},

@@ -76,7 +76,7 @@ class Contributions:
             gradient = self._helpers.round_gradient(self._task, self._rounds, number, params)
         else:
             gradient = round_gradient(self._task, self._layout, self._rounds, number, params, self._xp)
-        return Computed(*gradient, sum(map(len, self._rounds.batches(number))))
+        return Computed(*gradient, len(self._rounds.rows(number)))
 
     def weight(self, samples: int) -> int | None:
         """Return the weight of a contribution of so many samples; None where all count alike."""

@@ -26,7 +26,7 @@ class Gradient(NamedTuple):
 def round_gradient(
     task: Task, layout: Layout, rounds: Rounds, number: int, params: Mapping[str, Any], xp: ModuleType
 ) -> Gradient:
-    """Return the mean loss and gradient over all rows of a round, all on the same weights.
+    """Return the mean loss and gradient over the rows of a round, which has one batch.
 
     It is the sum of the shares of `rounds.procs` processes, whether these compute them or this process does alone.
     Raises TaskFailed, and LayoutMismatch if there are several gradients and one of them does not fit the job.
@@ -40,18 +40,14 @@ def share_of(
 ) -> Gradient | None:
     """Return what process `part` adds to a round's gradient; None if there are fewer rows than processes.
 
-    It is the sum of rows / all rows of the round * gradient, over the process's part of each batch. Raises as
-    `round_gradient` does.
+    It is rows / all rows of the round * gradient, of the process's part of the batch. Raises as `round_gradient` does.
     """
-    batches = rounds.batches(number)
-    total = sum(map(len, batches))
-    parts = [rows for batch in batches if len(rows := np.array_split(batch, rounds.procs)[part])]
-    gradients = (Gradient(*task.gradient(params, rounds.samples(rows), xp)) for rows in parts)
-    if not parts:
+    batch = rounds.rows(number)
+    rows = np.array_split(batch, rounds.procs)[part]
+    if not len(rows):
         return None
-    if len(parts[0]) == total:
-        return next(gradients)
-    return _weighted_sum(layout, zip(gradients, (len(rows) / total for rows in parts), strict=True), xp)
+    gradient = Gradient(*task.gradient(params, rounds.samples(rows), xp))
+    return gradient if len(rows) == len(batch) else _weighted(layout, gradient, len(rows) / len(batch), xp)
 
 
 def sum_of_shares(layout: Layout, shares: Iterable[Gradient | None]) -> Gradient:
@@ -65,13 +61,10 @@ def sum_of_shares(layout: Layout, shares: Iterable[Gradient | None]) -> Gradient
     return Gradient(first.loss + sum(share.loss for share in rest), layout.views(total))
 
 
-def _weighted_sum(layout: Layout, terms: Iterable[tuple[Gradient, float]], xp: ModuleType) -> Gradient:
-    """Return the sum of weight * gradient: each product and each sum is rounded to float32, in the order of `terms`."""
-    loss, sums = 0.0, dict[str, Any]()
-    for gradient, weight in terms:
-        loss += weight * gradient.loss
-        for number, array in layout.rest(gradient.grads, "gradient").items():
-            name = layout.parameters[number].name
-            product = xp.asarray(xp.multiply(xp.asarray(array), np.float32(weight)))
-            sums[name] = xp.add(sums[name], product, out=sums[name]) if name in sums else product
-    return Gradient(loss, sums)
+def _weighted(layout: Layout, gradient: Gradient, weight: float, xp: ModuleType) -> Gradient:
+    """Return weight * gradient, rounded to float32."""
+    grads = {
+        layout.parameters[number].name: xp.asarray(xp.multiply(xp.asarray(array), np.float32(weight)))
+        for number, array in layout.rest(gradient.grads, "gradient").items()
+    }
+    return Gradient(weight * gradient.loss, grads)

@@ -29,8 +29,8 @@ def round_number(contribution: Contribution) -> int:
 class Rounds:
     """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
 
-    A round has `config.batches_per_round` batches; the last one of an epoch, or, with local steps, the last one of all,
-    may have fewer. If rounds end by the clock, one is numbered as its first batch is. Batches are numbered over all
+    A round has a batch, or with local steps `config.batches_per_round` of them; the last one of all may have fewer. If
+    rounds end by the clock, one is numbered as its first batch is. Batches are numbered over all
     epochs too. Each epoch has each row once, in an order of its own. Raises InvalidSetting, and TaskFailed if a worker
     has no rows.
 
@@ -80,10 +80,6 @@ class Rounds:
         epoch, number = divmod(batch, self.batches_per_epoch)
         size = self._config.batch_size
         return self._order(epoch)[number * size : (number + 1) * size]
-
-    def batches(self, number: int) -> list[Rows]:
-        """Return the rows of each batch of a round."""
-        return [self.rows(batch) for batch in self.numbers(number)]
 
     def samples(self, rows: Rows) -> tuple[Any, ...]:
         """Return these rows of each array of the data."""

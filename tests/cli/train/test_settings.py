@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import kvps
 from kvps.config import SPECS, JobConfig
 
-OF_TASK = {"batch_size", "epochs", "partition", "push_every", "procs", "inner_optimizer"}
+OF_TASK = {"batch_size", "epochs", "partition", "procs", "inner_optimizer"}
 
 
 @pytest.mark.parametrize("kind", [TaskOptions, JobOptions])
