@@ -34,7 +34,6 @@ class JobSettings(TypedDict, total=False):
     max_pending: int
     worker_timeout_ms: int
     lease_ms: int
-    spans: Literal["on", "off"]
     durability: str
     min_workers: int
     units: int

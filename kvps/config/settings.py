@@ -206,13 +206,6 @@ class UncheckedConfig:
         metavar="SECONDS",
         group="Failures",
     )
-    spans: Literal["on", "off"] = setting(
-        "on",
-        "Whether workers and aggregators record how long each phase of their work takes, which kvps timeline, top and "
-        "dashboard show.",
-        choices=("on", "off"),
-        group="Monitoring",
-    )
     durability: str = setting(
         "memory",
         "What an acknowledgement means: memory, that the server has the contribution; replicated, that all its "
@@ -312,11 +305,6 @@ class UncheckedConfig:
     def measures_gradients(self) -> bool:
         """Whether a version's whole gradient is measured before any of it is stepped on."""
         return self.optimizer.clip_norm > 0 or self.reject_norm is not None
-
-    @property
-    def records_spans(self) -> bool:
-        """Whether the phases of workers' and aggregators' work are recorded."""
-        return self.spans == "on"
 
     @property
     def mirror_versions(self) -> int:

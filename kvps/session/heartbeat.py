@@ -54,7 +54,7 @@ class Heartbeat(threading.Thread):
                 activity = self._timer.activity
                 self._scripts.heartbeat(self._worker, self._incarnation, activity)
                 self._duty.done([self._sign_of_life(activity)])
-                if self._timer.clock and (beat < _FIRST_SAMPLES or not beat % _BEATS_PER_SAMPLE):
+                if beat < _FIRST_SAMPLES or not beat % _BEATS_PER_SAMPLE:
                     self._timer.clock.sample()
             except WorkerEvicted as error:
                 self.evicted = error

@@ -18,12 +18,9 @@ SEND_EVERY_S = 0.1
 
 
 class IterationTimer:
-    """The timer of one session. Its session's thread enters phases; any thread may ask for the `activity`.
+    """The timer of one session. Its session's thread enters phases; any thread may ask for the `activity`."""
 
-    Without a clock, traces have no times.
-    """
-
-    def __init__(self, clock: ServerClock | None, moved: Callable[[str], tuple[int, int]]) -> None:
+    def __init__(self, clock: ServerClock, moved: Callable[[str], tuple[int, int]]) -> None:
         """`moved` returns how many bytes a pull and a push of a part of the model move."""
         self.clock = clock
         self._moved = cache(moved)
@@ -43,7 +40,7 @@ class IterationTimer:
     def activity(self) -> str:
         """The present phase, and when it began by the server's clock: microseconds since 1970; "" if not known."""
         phase, since = self._now
-        began = self.clock.micros(since) if self.clock else None
+        began = self.clock.micros(since)
         return f"{phase} {began}" if began else ""
 
     @property
@@ -52,11 +49,8 @@ class IterationTimer:
         return self._traces
 
     def due(self) -> list[str]:
-        """Return the traces that the next push takes along. With small rounds, only now and then there are some.
-
-        Traces without times are short, and none of them waits.
-        """
-        return self._traces if not self.clock or time.perf_counter() >= self._next_sending else []
+        """Return the traces that the next push takes along. With small rounds, only now and then there are some."""
+        return self._traces if time.perf_counter() >= self._next_sending else []
 
     def sent(self, traces: list[str]) -> None:
         """Note that these traces, from the oldest on, were sent."""
@@ -67,36 +61,25 @@ class IterationTimer:
     def pushed(self, round_: int, clock: int, version: int, unit: int | None, part: str, loss: float | None) -> None:
         """Note that the iteration ends now. Its push was acknowledged as this round and `clock`."""
         self.enter(OTHER)
-        about = "" if loss is None else f" loss {loss:.6g}"
-        if self.clock:
-            pulled, pushed = self._moved(part)
-            at = self.clock.micros(self._began)
-            about = (
-                f" clock {clock} pulled {pulled} pushed {pushed}"
-                + ("" if at is None else f" at {at}")
-                + ("" if unit is None else f" unit {unit}")
-                + "".join([f" {phase}_ms {milliseconds:.3f}" for phase, milliseconds in self._ms.items()])
-                + about
-            )
-        if about:
-            self._traces.append(f"round {round_} version {version}{about}")
+        pulled, pushed = self._moved(part)
+        at = self.clock.micros(self._began)
+        self._traces.append(
+            f"round {round_} version {version} clock {clock} pulled {pulled} pushed {pushed}"
+            + ("" if at is None else f" at {at}")
+            + ("" if unit is None else f" unit {unit}")
+            + "".join([f" {phase}_ms {milliseconds:.3f}" for phase, milliseconds in self._ms.items()])
+            + ("" if loss is None else f" loss {loss:.6g}")
+        )
         self._began = self._now[1]
         self._ms = dict.fromkeys(WORKER_PHASES, 0.0)
 
 
 def iteration_timer(access: JobAccess) -> IterationTimer:
     """Return the timer of a session of this job."""
-    return IterationTimer(_clock_of(access), partial(_moved, access))
-
-
-def _clock_of(access: JobAccess) -> ServerClock | None:
-    """Return the clock for the times that are recorded; None if the job records none."""
-    if not access.config.records_spans:
-        return None
     clock = ServerClock(access.server.seconds)
     with contextlib.suppress(KvpsError):  # the next call raises it too; the heartbeat asks again
         clock.sample()
-    return clock
+    return IterationTimer(clock, partial(_moved, access))
 
 
 def _moved(access: JobAccess, part: str) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from kvps_cli.output import say
 
 from kvps import optim
 from kvps.errors import InvalidSetting
-from kvps_bench import links, options, readers, round, scale, shards, spans, straggler, transport, units, wake, workers
+from kvps_bench import links, options, readers, round, scale, shards, straggler, transport, units, wake, workers
 from kvps_bench.layouts import LAYOUTS
 from kvps_bench.options import InFewTurns, OnAnyServer, OnOwnServer, Size, Sizes, Workers
 from kvps_bench.roles import LR
@@ -131,16 +131,6 @@ def readers_(
         lambda where, names, turns: readers.measure(where, names, setting, number, turns, how.quick, say, replicas),
         how,
         options.WITH_SHM,
-    )
-
-
-@app.command("spans")
-@with_shared
-def spans_(mb: Sizes = "0.04,4", workers: Workers = "2", *, how: OnAnyServer) -> None:
-    """Measure a BSP round while workers and aggregators record spans, over one in which they do not."""
-    settings = _settings(mb, workers)
-    options.measured(
-        lambda where, names, turns: spans.measure(where, names, settings, turns, how.quick, say), how, options.WITH_SHM
     )
 
 

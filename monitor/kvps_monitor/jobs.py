@@ -23,7 +23,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
     waits_for    the workers that a stalled job waits for, slowest first
     why          who has stopped, suspended or paused it, and why; "" if it goes on
     run          the same in parts, with when
-    commits_per_s  versions a second, lately; None if the job records no spans
+    commits_per_s  versions a second, lately
     loss         the mean of the newest losses of its first workers; None if they say none
     silent_s     seconds since the last version was committed, or a worker came or went
     age_s        seconds since it was created, or since the first worker came, if the log's beginning is in a file
@@ -60,7 +60,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
         "waits_for": now.waits_for,
         "why": state.run.why,
         "run": state.run._asdict(),
-        "commits_per_s": lately.per_second() if c.records_spans else None,
+        "commits_per_s": lately.per_second(),
         "loss": mean(losses) if losses else None,
         "silent_s": _seconds_since(entry_ms(state.last_entry, {}), now),
         "age_s": _seconds_since(began_ms, now),

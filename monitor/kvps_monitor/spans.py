@@ -21,7 +21,7 @@ class Iteration(NamedTuple):
     """One iteration of a worker, which its push ended. Times are of the server's clock, in microseconds since 1970.
 
     entry    the id of its entry in the stream
-    at_us    when it began; None if the job records no spans
+    at_us    when it began; None if its worker did not know the time yet
     phases   phase -> milliseconds; all zero without spans
     version  the version of the weights that it pulled
     clock    the clock as which its contribution was acknowledged; 0 without spans

@@ -302,14 +302,3 @@ def test_staleness_is_that_of_the_last_committed_contribution(store: Store) -> N
         w1.push({name: np.ones_like(array) for name, array in old.items()})
         await_version(job, 6)
         assert [(w.worker, w.staleness) for w in watch.look().workers] == [("w0", 0), ("w1", 5)]
-
-
-def test_without_spans_there_is_what_redis_has_anyway(store: Store) -> None:
-    job = store.create_job("j", model(), spans="off")
-    with aggregating(job), job.join("w0") as session:
-        for number in range(3):
-            step(session, number)
-        await_version(job, 3)
-        view = JobWatch(job).look()
-    assert (view.version, view.commits_per_s, view.gradient_norms, view.workers[0].shares) == (3, None, [], {})
-    assert view.workers[0].loss == 0.5

@@ -83,17 +83,6 @@ def test_a_part_moves_its_own_bytes(store: Store) -> None:
     assert [(int(e["pulled"]), int(e["pushed"])) for e in trace_of(job)] == [(400, 400), (1200, 1200)]
 
 
-@pytest.mark.parametrize("loss", [None, 0.5])
-def test_without_spans_there_is_the_loss_alone(store: Store, loss: float | None) -> None:
-    job = store.create_job("j", model(), spans="off")
-    with aggregating(job), job.join("w0") as session:
-        session.push(gradient(session.pull(), 0, 0), loss=loss)
-        activity = session._timer.activity
-    assert activity == ""
-    assert trace_of(job) == ([{"round": "1", "version": "0", "loss": "0.5"}] if loss else [])
-    assert not job.access.client.call("XLEN", job.access.keys.shard_trace(0))
-
-
 def test_a_heartbeat_says_what_the_worker_does(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, worker_timeout_ms=500)
 

@@ -70,7 +70,7 @@ class ChunkTimer:
 class VersionSpans:
     """The times of one shard's versions. `entries` are those that are not written yet, see `JobScripts.trace`.
 
-    Without a clock there are none."""
+    Without a clock there are none: a shard that is just opened has no other yet."""
 
     def __init__(self, job: Job, number: int, clock: ServerClock | None) -> None:
         self.entries: list[str] = []
@@ -129,7 +129,7 @@ class ShardTraces:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._clock = ServerClock(job.access.server.seconds) if job.config.records_spans else None
+        self._clock = ServerClock(job.access.server.seconds)
         self._spans: dict[int, VersionSpans] = {}
         self._next_write = self._next_sample = 0.0
 
@@ -145,7 +145,7 @@ class ShardTraces:
 
     def write(self, at_once: bool = False) -> None:
         """Write what was recorded, a few times a second. What a full or lost server does not take is dropped."""
-        if not self._clock or (time.perf_counter() < self._next_write and not at_once):
+        if time.perf_counter() < self._next_write and not at_once:
             return
         self._next_write = time.perf_counter() + WRITE_EVERY_S
         for number, spans in self._spans.items():
@@ -156,7 +156,7 @@ class ShardTraces:
                     self._sample()
 
     def _sample(self) -> None:
-        if self._clock and time.perf_counter() > self._next_sample:
+        if time.perf_counter() > self._next_sample:
             self._next_sample = time.perf_counter() + _CLOCK_EVERY_S
             with suppress(KvpsError):
                 self._clock.sample()

@@ -36,7 +36,7 @@ def _row(job: Mapping[str, Any]) -> list[str]:
         "state": palette.job_does(job["state"], job["waits_for"], job["why"]),
         "workers": palette.present(job["state"], job["active"], job["workers"]),
         "version": f"{job['version']:,}",
-        "versions/s": "-" if job["commits_per_s"] is None else f"{job['commits_per_s']:,.1f}",
+        "versions/s": f"{job['commits_per_s']:,.1f}",
         "loss": loss_text(job["loss"]),
         "last change": f"{duration(job['silent_s'])} ago",
         "age": duration(job["age_s"]),

@@ -184,8 +184,7 @@ class RowReader:
     def _is_ready(self, waiting: _Waiting, state: State) -> bool:
         if self.holds_newest and waiting.version >= self._read_up_to:
             return False
-        norm_may_come = self._job.config.records_spans and not state.finished(self._job.config)
-        if norm_may_come and waiting.version > min(self._newest_made):
+        if not state.finished(self._job.config) and waiting.version > min(self._newest_made):
             return False
         return not any(self._may_come(c, state) for c in waiting.plan.contributions)
 
@@ -194,9 +193,7 @@ class RowReader:
         m = state.members.get(c.worker)
         if m is None or not m.active or m.incarnation != c.incarnation or state.finished(self._job.config):
             return False
-        if self._job.config.records_spans:
-            return self._traced_rounds.get(c.worker, 0) < c.round
-        return m.round + m.pending <= c.round  # its loss, if it said one, goes with the next push
+        return self._traced_rounds.get(c.worker, 0) < c.round
 
     def _row(self, waiting: _Waiting) -> Row:
         plan, config = waiting.plan, self._job.config

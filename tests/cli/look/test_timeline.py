@@ -56,8 +56,7 @@ def test_a_part_of_the_time(store: Store, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_cannot_be_is_one_line(store: Store) -> None:
     timed_job(store, workers=1, rounds=2)
-    for name, spans in (("off", "off"), ("new", "on")):
-        store.create_job(name, {"w": np.zeros(3, np.float32)}, spans=spans)
+    store.create_job("new", {"w": np.zeros(3, np.float32)})
     for command, code, words in (
         ("j -o run.pdf", 2, "--out must end in .perfetto-trace, .json, .svg or .png, not 'run.pdf'"),
         ("j -o /nowhere/run.svg", 2, "--out /nowhere/run.svg: there is no directory /nowhere"),
@@ -67,7 +66,6 @@ def test_what_cannot_be_is_one_line(store: Store) -> None:
         ("j -o run.svg --last 0", 2, "0.001"),
         ("j", 2, "Missing option"),
         ("none -o run.svg", 1, "no job 'none'"),
-        ("off -o run.svg", 1, "job off records no spans: it was made with --spans off"),
         ("new -o run.svg", 1, "job new has no spans yet"),
     ):
         assert words in refused("timeline", *command.split(), "--quiet", code=code, KVPS_REDIS_URL=store.url)

@@ -124,17 +124,6 @@ def test_the_norm_is_that_of_the_averaged_gradient(store: Store, shards: int) ->
     assert [row.values["gradient_norm"] for row in rows] == pytest.approx(norms, rel=1e-4)
 
 
-def test_without_spans_no_row_waits_for_a_norm(store: Store) -> None:
-    job = store.create_job("j", model(), workers=1, spans="off")
-    with aggregating(job), job.join("w0") as session:
-        push(session, 1.5)
-        push(session, 2.5)
-        await_version(job, 2)
-        (row,) = RowReader(job, 0).read()
-    assert "gradient_norm" not in row.values
-    assert row.values["loss"] == 1.5
-
-
 def test_what_a_lost_worker_did_not_say_is_left_out(store: Store) -> None:
     job = store.create_job("j", model(), workers=1)
     with aggregating(job):
