@@ -86,7 +86,6 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"max_pending": 101, "reduction": "weighted"} | TIMED, "must be a whole number from 0 to 100 with"),
         ({"local_steps": "auto", "procs": 2}, "local_steps steps on each batch, and procs is for a worker that"),
         ({"gradient_format": 16}, "gradient_format must be printable text of at most 1024 characters, not 16"),
-        ({"mirror_every": "0s"}, "mirror_every must be a number of versions, as 10, or of seconds, as 0.5s, not '0s'"),
         ({"task": 5}, "task must be printable text of at most 1024 characters, not 5"),
         ({"launched_by": "me"}, "launched_by may only be set by kvps up and kvps run, not to 'me'"),
         ({"workers": 2, "min_workers": 3}, "min_workers must be a whole number from 0 to 2, the number of workers"),
@@ -123,10 +122,9 @@ def test_what_is_stored_is_read_back() -> None:
     assert (timed.timed_rounds, timed.takes_local_steps, timed.max_pending) == (True, True, 100)
     assert JobConfig(reduction="rules:mine", **TIMED).timed_rounds
     assert JobConfig.from_hash(timed.to_hash()) == timed
-    config = JobConfig(staleness=-1, workers=4, optimizer=kvps.AdamW(lr=0.01), mirror_every="10", min_workers=2)
+    config = JobConfig(staleness=-1, workers=4, optimizer=kvps.AdamW(lr=0.01), min_workers=2)
     stored = config.to_hash()
     assert JobConfig.from_hash(stored) == config
-    assert config.mirror_every == 10, "a text that is a number is that number"
     assert JobConfig.from_hash(stored | {"of_a_newer_kvps": "7"}) == config
 
 
@@ -140,8 +138,6 @@ def test_what_is_stored_is_read_back() -> None:
         ("reject_norm", None, ""),
         ("reject_norm", 5.0, "5"),
         ("reject_norm", 2.5, "2.5"),
-        ("mirror_every", 10, "10"),
-        ("mirror_every", "0.5s", "0.5s"),
     ],
 )
 def test_a_number_has_the_text_that_it_always_had(name: str, value: Any, text: str) -> None:
@@ -160,7 +156,6 @@ def test_a_number_has_the_text_that_it_always_had(name: str, value: Any, text: s
         ("workers", "9" * 5000, "must be a whole number from 1 to 4096"),
         ("staleness", None, "is missing"),
         ("transport", "smoke", "must be one of auto, redis, shm"),
-        ("mirror_every", "often", "must be a number of versions"),
         ("optimizer", "nonsense", "holds 'nonsense'"),
         ("optimizer", '{"kind": "sgd", "lr": {"kind": "warp"}}', "schedule 'warp' is unknown"),
         ("optimizer", '{"kind": "sgd", "lr": [1]}', "lr must be a finite number"),

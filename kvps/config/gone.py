@@ -6,6 +6,7 @@ GONE = {
     "delay_compensation": "a stale gradient counts for less with staleness_scaling (--staleness-scaling inverse)",
     "delay_versions": "it went with delay_compensation",
     "push_every": "the mean gradient of N batches is that of a batch N times as large: choose a larger batch_size",
+    "mirror_every": "an aggregator gives Redis the weights once a second, when it ends, and with each checkpoint",
     "spans": "workers and aggregators always record how long their phases take",
 }
 """Name of a setting, as in Python -> what to do instead."""

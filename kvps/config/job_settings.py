@@ -24,7 +24,6 @@ class JobSettings(TypedDict, total=False):
     gradient_format: str
     weight_format: str
     transport: Literal["auto", "redis", "shm"]
-    mirror_every: int | str
     nonfinite: Literal["reject", "skip"]
     missing: Literal["auto", "zeros", "skip"]
     quorum: int

@@ -131,14 +131,6 @@ class UncheckedConfig:
         choices=("auto", "redis", "shm"),
         group="Arrays",
     )
-    mirror_every: int | str = setting(
-        "1s",
-        "With shm: how often the weights are copied to Redis, in versions (10) or in seconds (0.5s).",
-        why_not=specs.not_a_period,
-        read=specs.read_whole,
-        metavar="N|SECONDS",
-        group="Arrays",
-    )
     memory: str = setting("", "With shm: which host's memory holds the arrays. kvps sets it when it creates the job.")
     nonfinite: Literal["reject", "skip"] = setting(
         "reject",
@@ -305,16 +297,6 @@ class UncheckedConfig:
     def measures_gradients(self) -> bool:
         """Whether a version's whole gradient is measured before any of it is stepped on."""
         return self.optimizer.clip_norm > 0 or self.reject_norm is not None
-
-    @property
-    def mirror_versions(self) -> int:
-        """`mirror_every` as a number of versions; 0 if it is in seconds."""
-        return self.mirror_every if isinstance(self.mirror_every, int) else 0
-
-    @property
-    def mirror_s(self) -> float:
-        """`mirror_every` in seconds; 0 if it is a number of versions."""
-        return float(self.mirror_every.removesuffix("s")) if isinstance(self.mirror_every, str) else 0.0
 
     @property
     def takes_local_steps(self) -> bool:

@@ -18,10 +18,8 @@ from kvps.parsing import MOST_TEXT
 MOST_OPTIMIZER = 1 << 22
 """The most characters of an optimizer as JSON: thousands of names in groups, and tables of learning rates."""
 
-_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?s")
 REPLICATED = "replicated"
 _DURABILITY = re.compile(rf"memory|{REPLICATED}(:[1-9][0-9]?)?")
-_WHOLE = re.compile(r"[0-9]{1,9}")
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,20})?(e-[0-9]{1,2})?")  # as `repr` writes a float
 _MOST_NUMBER = 999_999_999
 _LEAST_STRENGTH = 1e-9  # of what is not zero: less would be lost in float32
@@ -78,11 +76,6 @@ def as_text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def read_whole(text: str) -> int | str:
-    """Return the number that a text is, or the text."""
-    return int(text) if _WHOLE.fullmatch(text) else text
-
-
 def read_number(text: str) -> float | str:
     """Return the number that a text is, or the text."""
     return float(text) if _NUMBER.fullmatch(text) else text
@@ -95,10 +88,6 @@ def read_optional(text: str) -> float | str | None:
 
 def _is_number(value: object, least: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= _MOST_NUMBER
-
-
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and _is_number(value, least)
 
 
 def not_a_reduction(value: object) -> str:
@@ -123,13 +112,6 @@ def not_a_weight_format(value: object) -> str:
     if value == "fp16" or not_a_format(value):
         return f"must be one of fp32, bf16, int8, topk:PART with a PART up to 1, not {shown(value)}"
     return ""
-
-
-def not_a_period(value: object) -> str:
-    fits = _is_whole(value, 1) or (
-        isinstance(value, str) and _SECONDS.fullmatch(value) and float(value.removesuffix("s"))
-    )
-    return "" if fits else f"must be a number of versions, as 10, or of seconds, as 0.5s, not {shown(value)}"
 
 
 def not_a_factor(value: object) -> str:

@@ -111,7 +111,7 @@ class ShmVersionReader(VersionReader):
             self.restarts += 1
         raise KvpsError(
             f"the weights of job {self._keys.job!r} were replaced {_TRIES} times while they were read: "
-            f"have Redis given them less often (--mirror-every)"
+            f"read them on its host, or make the job with transport redis"
         )
 
     def _read(self, names: Sequence[str], flat: Array, what: str = "w", part: str = "") -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvps_aggregator.shard import mirror
 from kvps_cli.supervise import release_dead
 
 from chaos import points
@@ -79,7 +80,8 @@ class Crew:
         """Start a child of that role. A worker joins under its label, unless `more` has another name."""
         spec = {"role": role, "name": label, "url": self.url, "job": self.job.name, "mutants": self.mutants}
         spec |= {"acks": str(self.folder / f"{self.job.name}.acks.{label}"), "notes": str(self.notes)}
-        spec |= {"over": str(self._over), "rounds": _ENDLESS, "chunk_items": layout.CHUNK_ITEMS} | more
+        spec |= {"over": str(self._over), "rounds": _ENDLESS}
+        spec |= {"chunk_items": layout.CHUNK_ITEMS, "mirror_s": mirror.EVERY_S} | more
         child = self.children[label] = Child(label, spec)
         self._fork(child)
         return child

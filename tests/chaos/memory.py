@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from helpers.internals import segments_of
+from kvps_aggregator.shard import mirror
 
 from chaos import kills, points, servers, sleepers
 from chaos.arena import MODES, Arena
@@ -19,12 +20,11 @@ from kvps.arrays import layout
 from kvps.job import Job
 
 SHM: dict[str, Any] = {"transport": "shm", "shards": 1}
-EVERY = ("3", "0.02s")
-"""`mirror_every` of the jobs: so often that a mirror is always being made."""
+_EVERY_S = 0.02  # between two mirrors: so few that one is always being made
 _ITEMS = 128  # of a chunk: the small model has four chunks, which are made on several threads
 _SHARED = """\
-The jobs have `transport="shm"` and four chunks. Redis is given every third version, or one every 20 ms; in the jobs of
-the slow readers, one every second. A slow reader computes for 10 ms on weights. It counts if two later versions are
+The jobs have `transport="shm"` and four chunks. Redis is given a version every 20 ms; in the jobs of
+the slow readers, every second. A slow reader computes for 10 ms on weights. It counts if two later versions are
 committed when it is done: the next version would have reused that memory, had it not been in use. With one byte of the
 next version in a gradient, the replay would differ; without the lock it does (`lock`, below)."""
 _LOST = """\
@@ -44,6 +44,16 @@ def _small_chunks() -> Iterator[None]:
         yield
     finally:
         layout.CHUNK_ITEMS = whole
+
+
+@contextmanager
+def _mirrored(every_s: float) -> Iterator[None]:
+    """Have children that are started inside the block give Redis a version so often."""
+    before, mirror.EVERY_S = mirror.EVERY_S, every_s
+    try:
+        yield
+    finally:
+        mirror.EVERY_S = before
 
 
 def _together(name: str, title: str, arena: Arena, parts: dict[str, Result], note: str) -> Result:
@@ -81,14 +91,13 @@ def memory_is_shared(
     """Kill at every point that exists over shared memory, and at random; put holders to sleep; run slow readers."""
     with _small_chunks():
         both = [[point for point in at if point in kind] for kind in (points.SHARED_WORKER, points.SHARED_AGGREGATOR)]
-        named = kills.named_points(arena, each, most, units, *both, mirror_every=EVERY[0], **SHM)
-        parts = {
-            "": named,
-            "at random": kills.at_random(arena, at_random, every_s, units, mirror_every=EVERY[1], **SHM),
-            "holder": sleepers.holders_sleep(arena, sleeps, duels, at=_NAPS, mirror_every=EVERY[0], **SHM),
-            "readers": readers_are_slow(arena, reads, slow_units),
-        }
-        read = parts["readers"]  # no fault was injected for these
+        with _mirrored(_EVERY_S):
+            parts = {
+                "": kills.named_points(arena, each, most, units, *both, **SHM),
+                "at random": kills.at_random(arena, at_random, every_s, units, **SHM),
+                "holder": sleepers.holders_sleep(arena, sleeps, duels, at=_NAPS, **SHM),
+            }
+        parts["readers"] = read = readers_are_slow(arena, reads, slow_units)  # no fault was injected for these
         read.figures = {f"{read.title}, contributions": read.injected}
         read.faults, read.needed = {}, 0
     return _together("memory", "over shared memory: killed, or asleep", arena, parts, _SHARED)
@@ -123,8 +132,8 @@ def memory_is_lost(
     arena: Arena, kills: int = 30, losses: int = 60, pause_s: float = 0.3, each: int = 5, units: int = 3000
 ) -> Result:
     """Kill Redis, with its file whole or cut; and lose the host: all processes, and all that was in their memory."""
-    with _small_chunks():
-        redis = servers.redis_is_killed(arena, kills, pause_s, mirror_every="3", **SHM)
+    with _small_chunks(), _mirrored(_EVERY_S):
+        redis = servers.redis_is_killed(arena, kills, pause_s, **SHM)
         redis.figures = {f"Redis killed: {what}": value for what, value in redis.figures.items()}
         parts = {"Redis killed": redis, "host lost": hosts_are_lost(arena, losses, pause_s, each, units)}
     return _together("memory-lost", "over shared memory: Redis killed, the host lost", arena, parts, _LOST)
@@ -134,13 +143,11 @@ def hosts_are_lost(arena: Arena, losses: int, pause_s: float, each: int, units: 
     """Lose the host a few times in each job. Odd jobs have units, even ones rounds; each must count once at the end."""
     result = Result("hosts", "the host lost", arena.seed, needed=losses)
     rolled, acks = [], 0
-    with arena.server() as store:
+    with arena.server() as store, _mirrored(0.05):
         for mode, staleness in MODES.items():
             done, number = 0, 0
             while done < losses / len(MODES):
-                every = ("10", "0.05s")[number // 2 % 2]
-                settings = servers.PATIENT | {"units": units * (number % 2), "mirror_every": every}
-                job = arena.job(store, staleness=staleness, **settings, **SHM)
+                job = arena.job(store, staleness=staleness, units=units * (number % 2), **servers.PATIENT, **SHM)
                 lost = Losses(job)
                 with arena.crew(job, at_once=False) as crew:
                     crew.start_all(3, 1, per_shard=2, log=True)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 from helpers.harness import gradient, model
 from kvps_aggregator import Aggregator
-from kvps_aggregator.shard import lifecycle, storage_redis
+from kvps_aggregator.shard import lifecycle, mirror, storage_redis
 from kvps_aggregator.verify.replay import Encode
 from kvps_workers.training_loop import train
 
@@ -53,6 +53,7 @@ def main() -> NoReturn:
             _set(Client, "small_bytes", 0)
             _set(storage_redis, "_REUSED_BYTES", 0)
         _set(layout, "CHUNK_ITEMS", spec.get("chunk_items", layout.CHUNK_ITEMS))
+        _set(mirror, "EVERY_S", spec.get("mirror_s", mirror.EVERY_S))
         for name in spec.get("mutants", ()):
             mutants.MUTANTS[name].apply()
         if arms := spec.get("arm"):

@@ -16,6 +16,7 @@ from helpers.servers import private_directory
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.log_keeper import KeptLog
+from kvps_aggregator.shard import mirror
 from kvps_cli.prove.verify import proof_of
 from kvps_monitor.loggers.rows import RowReader
 from kvps_workers import load_task
@@ -162,9 +163,10 @@ def test_what_was_appended_and_not_trimmed_comes_once(store: Store, tmp_path: Pa
 @pytest.mark.parametrize("moves", [False, True], ids=["deleted", "moved"])
 @pytest.mark.parametrize("transport", ["redis", "shm"])
 def test_a_log_has_the_newest_versions_and_says_what_is_gone(
-    store: Store, tmp_path: Path, moves: bool, transport: Literal["redis", "shm"]
+    store: Store, tmp_path: Path, moves: bool, transport: Literal["redis", "shm"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = store.create_job("job", model(), transport=transport, mirror_every=1, optimizer=kvps.Adam(), **PATIENT)
+    monkeypatch.setattr(mirror, "EVERY_S", 0.0)
+    job = store.create_job("job", model(), transport=transport, optimizer=kvps.Adam(), **PATIENT)
     rows, start = RowReader(job, 0, checkpoints=tmp_path if moves else None), job.checkpoint()
     with aggregating(job, log=KeptLog(10, tmp_path if moves else None)):
         with job.join("w0") as session:

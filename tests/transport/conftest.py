@@ -6,10 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kvps_aggregator.shard import mirror
 
 from kvps.job import Job
 from kvps.store import Store
 from kvps.transport import shared_memory
+
+
+@pytest.fixture
+def seldom_mirrored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have aggregators of this process give Redis a version only when they end, or when the test says so."""
+    monkeypatch.setattr(mirror, "EVERY_S", 1e6)
 
 
 @pytest.fixture

@@ -12,27 +12,31 @@ from helpers.harness import aggregating, check_chain, gradient, model
 from helpers.shared_memory import OVER_SHM, bits, commit_all, committed, train
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
+from kvps_aggregator.shard import mirror
 
 import kvps
 from kvps.job import Job
 from kvps.machine import process
 from kvps.store import Store
 
+pytestmark = pytest.mark.usefixtures("seldom_mirrored")
+
 
 def test_others_see_what_redis_was_given(store: Store, see_elsewhere: Callable[[str], Job]) -> None:
-    job = store.create_job("job", model(), optimizer=kvps.Adam(0.05), mirror_every="4", **OVER_SHM)
+    job = store.create_job("job", model(), optimizer=kvps.Adam(0.05), **OVER_SHM)
     other = see_elsewhere("job")
     assert other.snapshot()[0] == 0
-    with aggregating(job), job.join("w0") as session:
-        weights = {}
-        for round_ in range(10):
-            weights[round_] = {name: array.tobytes() for name, array in session.pull().items()}
-            if round_ < 9:
-                session.push(gradient(session.pull(), 0, round_))
-        assert eventually(lambda: job.kept(99) > 9 - 4)
+    with aggregating(job) as aggregator, job.join("w0") as session:
+        for round_ in range(6):
+            session.push(gradient(session.pull(), 0, round_))
+        weights = {name: array.tobytes() for name, array in session.pull().items()}
+        aggregator.held.flush()
+        for round_ in range(6, 9):
+            session.push(gradient(session.pull(), 0, round_))
+        assert committed(job, 9)
         version, seen = other.snapshot()
-        assert {name: array.tobytes() for name, array in seen.items()} == weights[version]
-        assert version > 9 - 4
+        assert {name: array.tobytes() for name, array in seen.items()} == weights
+        assert version == 6
         assert job.snapshot()[0] == 9
         with pytest.raises(kvps.UsageError, match=f"shared memory of {process.host()}.*--transport redis"):
             other.join("w1")
@@ -47,7 +51,7 @@ def test_what_was_given_in_vain_is_deleted_and_what_was_given_stays(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis refuses each version twice, in the middle, and takes it then."""
-    job = store.create_job("job", model(), mirror_every="1000000", lease_ms=60_000, **OVER_SHM)
+    job = store.create_job("job", model(), lease_ms=60_000, **OVER_SHM)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     (shard,) = aggregator.held.shards.values()
@@ -79,7 +83,7 @@ def _full() -> None:
 
 
 def test_a_mirror_that_knows_more_than_the_server_gives_up_for_now(store: Store) -> None:
-    job = store.create_job("job", model(), mirror_every="1000000", **OVER_SHM)
+    job = store.create_job("job", model(), **OVER_SHM)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     (shard,) = aggregator.held.shards.values()
@@ -114,9 +118,10 @@ def test_who_sleeps_while_it_finishes_deletes_nothing_of_others(store: Store, mo
         each.release()
 
 
-def test_by_time_the_last_version_gets_there_too(store: Store) -> None:
+def test_by_time_the_last_version_gets_there_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when nothing is committed any more: what is not yet due is given when it is."""
-    job = store.create_job("job", model(), mirror_every="0.2s", **OVER_SHM)
+    monkeypatch.setattr(mirror, "EVERY_S", 0.2)
+    job = store.create_job("job", model(), **OVER_SHM)
     with aggregating(job), job.join("w0") as session:
         for round_ in range(20):
             session.push(gradient(session.pull(), 0, round_))

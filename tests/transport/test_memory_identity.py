@@ -31,7 +31,8 @@ from kvps.transport import shared_memory
 from kvps.transport.memory_identity import Memory
 from kvps.transport.shared_memory import Segments
 
-SHM: dict[str, Any] = {"transport": "shm", "lease_ms": 300, "worker_timeout_ms": 60_000, "mirror_every": "1000000"}
+pytestmark = pytest.mark.usefixtures("seldom_mirrored")
+SHM: dict[str, Any] = {"transport": "shm", "lease_ms": 300, "worker_timeout_ms": 60_000}
 See = Callable[[str], Job]
 _MOUNTED = "mount -t tmpfs kvps-test /dev/shm && echo mounted && exec cat"
 _MOVED = "import pathlib; from kvps.transport import shared_memory; shared_memory.ROOT = pathlib.Path({root!r}); "
@@ -254,7 +255,7 @@ def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_l
 ) -> None:
     """Alone and beside one that serves the job; it says so once. Another one, and a worker there, end the job."""
     monkeypatch.setenv("KVPS_REDIS_URL", store.url)
-    settings = ["--transport", "shm", "--workers", "1", "--lease", "0.3", "--mirror-every", "1000000"]
+    settings = ["--transport", "shm", "--workers", "1", "--lease", "0.3"]
     made = kvps_run("create", "digits", "--job", "job", "--data", "static", *settings, *TINY)
     assert made.returncode == 0, made.stderr
     job = store.job("job")

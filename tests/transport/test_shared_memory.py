@@ -124,13 +124,14 @@ def test_pulled_weights_stay_as_they_are_however_many_versions_are_committed(sto
 # -- checkpoints, proofs -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("seldom_mirrored")
 def test_a_checkpoint_is_made_of_memory_and_restored_anywhere(store: Store, tmp_path: Path) -> None:
     settings = {"workers": 1, "optimizer": kvps.Adam(0.05)}
     whole = store.create_job("whole", model(), **settings, **OVER_SHM)
     with aggregating(whole):
         work(whole, 12, lambda session, params, round_: gradient(params, session.rank, round_), 1)
         assert committed(whole, 12)
-    job = store.create_job("job", model(), mirror_every="1000000", **settings, **OVER_SHM)
+    job = store.create_job("job", model(), **settings, **OVER_SHM)
     with aggregating(job):
         session = job.join("w0")
         for _ in range(7):
@@ -155,7 +156,7 @@ def test_a_checkpoint_is_made_of_memory_and_restored_anywhere(store: Store, tmp_
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_up_over_shared_memory_under_fire_is_replayed(home: Path) -> None:
-    command = [sys.executable, "-m", "kvps", "up", "digits", "--transport", "shm", "--mirror-every", "0.1s"]
+    command = [sys.executable, "-m", "kvps", "up", "digits", "--transport", "shm"]
     done = subprocess.run([*command, "--kill-every", "0.8", "--epochs", "20"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 lost, 0 twice, replay identical" in done.stdout

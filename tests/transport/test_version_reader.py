@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import aggregating, commit_steadily
+from kvps_aggregator.shard import mirror
 
 import kvps
 from kvps.arrays.layout import MOST_ITEMS
@@ -115,7 +116,8 @@ def test_a_large_job_is_opened_while_versions_fly_by(
 ) -> None:
     """A commit may free what is being looked for; that is not what another program wrote."""
     monkeypatch.setattr(version_reader, "_CHECKED_BYTES", 0)
-    job = store.create_job("job", {"x": np.ones(600_000, np.float32)}, transport=transport, mirror_every="1")
+    monkeypatch.setattr(mirror, "EVERY_S", 0.0)
+    job = store.create_job("job", {"x": np.ones(600_000, np.float32)}, transport=transport)
     with aggregating(job), job.join("w0") as session:
         for _ in range(40):
             session.pull()

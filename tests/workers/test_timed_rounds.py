@@ -31,6 +31,7 @@ from helpers.internals import abandon, fall_silent, lose_next_answer, segments_o
 from helpers.servers import private_directory
 from helpers.waiting import eventually
 from kvps_aggregator import Outcome
+from kvps_aggregator.shard import mirror
 from kvps_cli.prove.verify import proof_of
 from kvps_workers.contributions import Contributions
 from kvps_workers.local_steps import LocalSteps
@@ -141,17 +142,21 @@ def test_a_server_that_is_killed_leaves_out_no_sample_and_has_none_twice(each: E
         assert proved(job).by == "recomputed"
 
 
-def test_what_is_lost_with_shared_memory_is_trained_again(store: Store, each: Each) -> None:
+def test_what_is_lost_with_shared_memory_is_trained_again(
+    store: Store, each: Each, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers go on at the batch behind the last version that Redis was given."""
-    job = each_job(store, workers=2, lease_ms=300, transport="shm", mirror_every="4")
+    monkeypatch.setattr(mirror, "EVERY_S", 1e6)
+    job = each_job(store, workers=2, lease_ms=300, transport="shm")
     with abandoned(job) as aggregator:
         sessions = [job.join(worker) for worker in ("w0", "w1")]
-        for _ in range(7):
+        for number in range(7):
             for session in sessions:
                 _one_round(job, each, session)
             while aggregator.work() is Outcome.COMMITTED:
                 pass
-        assert eventually(lambda: job.kept(99) >= 4)
+            if number == 3:
+                aggregator.held.flush()
     kept, before = job.kept(99), job.state()
     assert segments_of(job)
     shared_memory.forget(segments_of(job).folder)

@@ -1,4 +1,4 @@
-"""Copies the newest version of a job over shared memory to Redis, now and then, on a thread beside the commits.
+"""Copies the newest version of a job over shared memory to Redis, once a second, on a thread beside the commits.
 
 The copy is for redis-cli, for readers on other hosts, and to go on from if the memory is lost. It has the keys of a job
 over Redis. A record (`mirror.lua`) says which version Redis has, and holds the job's other state at that version.
@@ -27,6 +27,8 @@ from kvps.transport.shm import ShmTransport
 
 log = logging.getLogger("kvps.mirror")
 
+EVERY_S = 1.0
+"""Seconds between the beginnings of two copies."""
 _RETRY_S = 1.0
 _KEPT = 2  # versions kept in Redis: the newest, and the one before it for its readers
 
@@ -125,12 +127,9 @@ class Mirror:
 
     def _wait_s(self) -> float | None:
         """Return how long the newest version must wait; None until more is committed."""
-        config, behind = self._job.config, self._newest - self._mirrored
-        if behind <= 0:
+        if self._newest <= self._mirrored:
             return None
-        if config.mirror_versions:
-            return 0.0 if behind >= config.mirror_versions else None
-        return max(0.0, self._last + config.mirror_s - time.monotonic())
+        return max(0.0, self._last + EVERY_S - time.monotonic())
 
     # -- what --------------------------------------------------------------------------------------------------
 

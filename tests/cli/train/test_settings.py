@@ -57,7 +57,6 @@ def test_a_time_too_short_for_milliseconds_is_refused() -> None:
             {"local_steps": "auto", "round_ms": 500, "reduction": "weighted"},
         ),
         ("--local-steps 12", {"local_steps": 12}),
-        ("--mirror-every 10 --transport redis", {"mirror_every": 10, "transport": "redis"}),
     ],
 )
 def test_what_was_given_is_told_from_defaults(arguments: str, given: Mapping[str, Any]) -> None:
