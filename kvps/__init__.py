@@ -73,7 +73,6 @@ if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from kvps.session.batches import batches
     from kvps.session.session import Session
     from kvps.store import Store, connect
-    from kvps.topologies import topology
 
 __version__ = "0.1.0"
 
@@ -135,7 +134,6 @@ __all__ = [
     "open_device",
     "partition",
     "schedules",
-    "topology",
 ]
 
 _HOMES = {  # a module, and the names here that it defines; the others are those of kvps.optim
@@ -149,7 +147,6 @@ _HOMES = {  # a module, and the names here that it defines; the others are those
     "kvps.session.batches": ("batches",),
     "kvps.session.session": ("Session",),
     "kvps.store": ("Store", "connect"),
-    "kvps.topologies": ("topology",),
 }
 _HOME_OF = {name: "kvps.optim" for name in __all__ if name not in globals()}
 _HOME_OF |= {name: module for module, names in _HOMES.items() for name in names}

@@ -41,7 +41,7 @@ def test_the_keywords_for_editors_are_the_settings_of_the_table() -> None:
         assert [word for word in words if isinstance(word, str)] == list(SPECS[name].choices), name
 
 
-@pytest.mark.parametrize("call", [kvps.local, kvps.topology, Store.create_job, RunContext.create_job])
+@pytest.mark.parametrize("call", [kvps.local, Store.create_job, RunContext.create_job])
 def test_calls_take_these_keywords(call: Callable[..., object]) -> None:
     """So a type checker finds a wrong keyword and a wrong value in a user's program."""
     assert signature(call, eval_str=True).parameters["settings"].annotation == Unpack[JobSettings]

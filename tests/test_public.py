@@ -24,9 +24,9 @@ InvalidName InvalidSetting InvalidTask Job JobConfig JobError JobExists JobNotFo
 JobSuspended KvpsError LayoutMismatch
 LeaseLost Lion LocalJob NAdam NoServer NotFinite Optimizer ParameterGroup RMSprop RunContext SGD ServerError ServerFull
 ServerLost ServerUnfit Session Store TaskFailed TooManyClients UsageError WorkerAlive WorkerError WorkerEvicted
-WrongOrder Yogi batches connect from_env local open_device partition schedules topology
+WrongOrder Yogi batches connect from_env local open_device partition schedules
 """
-LOWER = {"batches", "connect", "from_env", "local", "open_device", "partition", "schedules", "topology"}
+LOWER = {"batches", "connect", "from_env", "local", "open_device", "partition", "schedules"}
 
 
 def test_the_public_names() -> None:

@@ -84,7 +84,7 @@ def _run(app: typer.Typer) -> int:
 
 def _instead(error: Exception) -> str:
     """Return what takes the place of an unknown option, if an older version of kvps had it, else ""."""
-    from kvps.config.gone import GONE  # most commands end without an error
+    from kvps.config.gone import GONE
 
     option = getattr(error, "option_name", "")
     instead = GONE.get(option.removeprefix("--").replace("-", "_"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 GONE = {
+    "topology": "give the settings that the name stood for, as docs/other-systems.md lists them; bsp is --staleness 0 "
+    "--data static",
     "delay_compensation": "a stale gradient counts for less with staleness_scaling (--staleness-scaling inverse)",
     "delay_versions": "it went with delay_compensation",
     "push_every": "the mean gradient of N batches is that of a batch N times as large: choose a larger batch_size",

@@ -8,8 +8,8 @@ from kvps.optim import Optimizer
 
 
 class JobSettings(TypedDict, total=False):
-    """The keywords of `Store.create_job`, `kvps.local`, `kvps.topology` and `RunContext.create_job`; docs/settings.md
-    explains each. `memory` and `launched_by` are not among them: kvps itself sets these two."""
+    """The keywords of `Store.create_job`, `kvps.local` and `RunContext.create_job`; docs/settings.md explains each.
+    `memory` and `launched_by` are not among them: kvps itself sets these two."""
 
     staleness: int
     workers: int

@@ -240,6 +240,10 @@ def test_what_is_no_mapping_of_arrays(store: Store) -> None:
         ({"lr": 0.1}, "no setting 'lr': give optimizer=kvps.SGD(lr=0.1)"),
         ({"learning_rate": 0.1}, "no setting 'learning_rate': give optimizer=kvps.SGD(lr=0.1)"),
         ({"beta1": 0.9}, "no setting 'beta1': give optimizer=kvps.Adam(beta1=0.9)"),
+        (
+            {"topology": "bsp"},
+            "no setting 'topology': give the settings that the name stood for, as docs/other-systems.md",
+        ),
         ({"stalenes": 1}, "no setting 'stalenes': did you mean staleness?"),
         ({"data": 2}, "no setting 'data': there are staleness, workers, shards, optimizer, "),
         ({"config": JobConfig(), "workers": 2}, "workers is in config: give either config or single settings"),

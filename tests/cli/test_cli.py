@@ -34,6 +34,7 @@ COMMANDS = typer.main.get_command(app).list_commands(typer.Context(typer.main.ge
         (["up"], "TASK"),
         (["upp", "digits"], "upp"),
         (["up", "digits", "--no-such"], "--no-such"),
+        (["run", "--topology", "bsp", "--", "true"], "there is no --topology any more: give the settings"),
         (["up", "digits", "--aggregators", "65"], "--aggregators"),
         (["worker", "--gpu", "-1"], "--gpu"),
         (["worker", "--id", "a/b"], "1 to 64"),

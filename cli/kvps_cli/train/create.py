@@ -11,7 +11,6 @@ from kvps.errors import InvalidSetting
 from kvps.protocol.keys import check_new_name
 from kvps_cli import connect, options
 from kvps_cli.new_job import create_job, parameters_of
-from kvps_cli.output import say
 from kvps_cli.train.settings import TaskOptions
 
 
@@ -36,6 +35,4 @@ def create(
     connect.wait_for_server(redis)
     with connect.existing_store(redis) as store:
         created = create_job(store, job, params, config, quiet)
-    if settings.topology and not quiet:
-        say(settings.topology)
     connect.announce(created, quiet)

@@ -48,8 +48,6 @@ def submit(
         except KvpsError:
             store.remove_job(name)
             raise
-    if settings.topology:
-        say(settings.topology)
     connect.announce(created)
     start = f"kvps worker --queue{' --gpu N' if gpus else ''}"
     if hosts < config.workers:

@@ -90,8 +90,6 @@ def run(
     given = {name: value for name, value in settings.given.items() if name != "workers"}
     settings.check_each()
     quiet = start_log(quiet, verbose)
-    if settings.topology and not quiet:
-        say(settings.topology)
     with connect.serving_store(server, quiet, joinable=False) as store:
         name, directory = _name(store, job, command, life.resume, hosts, quiet), kept.kept_log.directory
         launch = Launch("", settings.workers, settings.most, given, directory, life.stop_grace, quiet)

@@ -17,7 +17,6 @@ from kvps.config import SPECS, JobConfig, division_of
 from kvps.config.specs import as_text, why_not
 from kvps.errors import InvalidSetting
 from kvps.staleness import ASP
-from kvps.topologies import TOPOLOGIES, added_by, as_options
 from kvps_cli.options import SharedOptions, is_given
 from kvps_cli.output import say
 
@@ -39,14 +38,12 @@ class JobOptions(SharedOptions):
     given      the settings that the user gave, under the names of JobConfig and in its units
     optimizer  the value of --optimizer
     lr         the value of --lr
-    topology   what --topology stands for, as a line to print; "" if it was not given
     most       the most workers that are kept at work; it is `workers` unless --workers is MIN:MAX
     """
 
     given: Mapping[str, Any]
     optimizer: str
     lr: float | None
-    topology: str
     most: int
 
     @property
@@ -68,8 +65,7 @@ class JobOptions(SharedOptions):
 
     @classmethod
     def parameters(cls) -> list[Parameter]:
-        """Return an option for each setting that has one, and --lr, --topology and --data, which only a command line
-        has."""
+        """Return an option for each setting that has one, and --lr and --data, which only a command line has."""
         return _options(of_task=issubclass(cls, TaskOptions))
 
     @classmethod
@@ -77,19 +73,16 @@ class JobOptions(SharedOptions):
         """Return the settings; `given` has only those that the user gave. Raises InvalidSetting."""
         least, most = parse_workers(values["workers"])
         values = {**values, "workers": least}
-        typed = {name: value for name, value in values.items() if is_given(context, name)}
-        topology = typed.pop("topology", None)
-        added = {} if topology is None else added_by(topology, typed, values)
-        values = {**values, **added}
-        given = {name: _checked(name, value) for name, value in (typed | added).items() if name in SPECS}
+        given = {
+            name: _checked(name, value) for name, value in values.items() if name in SPECS and is_given(context, name)
+        }
         if "optimizer" in given or values["lr"] is not None:
             given["optimizer"] = optim.parse(values["optimizer"], values["lr"])
         of_task = {"inner": values["inner_optimizer"], "data": values["data"]} if "data" in values else {}
         if "inner_optimizer" in given:
             given["inner_optimizer"] = optim.parse(values["inner_optimizer"])
-        line = "" if topology is None else f"topology {topology}: {as_options(added) or 'as you said'}"
         most = max(most, given.get("workers", 0))
-        return cls(given=given, optimizer=values["optimizer"], lr=values["lr"], topology=line, most=most, **of_task)
+        return cls(given=given, optimizer=values["optimizer"], lr=values["lr"], most=most, **of_task)
 
 
 @dataclass(frozen=True)
@@ -189,12 +182,6 @@ def _options(of_task: bool) -> list[Parameter]:
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
-    help = (
-        "A classic arrangement by its name, which stands for settings: kvps prints them. An option that you give wins "
-        "over one that the name only suggests."
-    )
-    names = "|".join(TOPOLOGIES)
-    options.append(_parameter("topology", str | None, None, "--topology", help=help, metavar=names))
     if of_task:
         help = (
             "How samples are divided. units: batches are handed out one by one, and each batch counts once an epoch, "

@@ -100,8 +100,6 @@ def up(
     config = config if config.units or config.timed_rounds else replace(config, rounds=max(rounds.values()))
     quiet = start_log(quiet, verbose)
     params = parameters_of(loaded, config, quiet)
-    if settings.topology and not quiet:
-        say(settings.topology)
     with connect.serving_store(server, quiet, joinable=False) as store:
         make_room(store, quiet)
         name = job or store.free_name(task.rpartition(":")[2])

@@ -116,7 +116,6 @@ def test_a_task_trains_in_rounds_of_units_whatever_the_number_of_workers() -> No
         ("--data static", ""),
         ("-s -1", ""),
         ("--units-per-round 0", ""),
-        ("--topology bsp", ""),
         ("--quorum 2", "quorum closes a round without some contributions"),
         ("--gradient-format int8", "gradient_format int8 keeps what it leaves out at the worker"),
         ("--partition random", "partition random is for data that is divided among the workers"),
