@@ -1,8 +1,7 @@
-"""Jobs whose timelines tests look at, and traces read back: the same lanes and flows from either format."""
+"""Jobs whose timelines tests look at, and traces read back."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -75,9 +74,10 @@ class Slice(NamedTuple):
 
 @dataclass
 class Read:
-    """What a trace says: its lanes; each flow as the slices from which and to which it leads; values of counters, and
-    instants, by lane."""
+    """What a trace says: the name of the track above all; its lanes; each flow as the slices from which and to which it
+    leads; values of counters, and instants, by lane."""
 
+    title: str = ""
     lanes: dict[str, list[Slice]] = field(default_factory=lambda: defaultdict(list))
     flows: dict[int, tuple[Slice, Slice]] = field(default_factory=dict)
     counters: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -88,6 +88,7 @@ def read_perfetto(content: bytes) -> Read:
     """Read a Perfetto trace back with the classes of its own package."""
     trace, read = Trace.FromString(content), Read()
     names = {p.track_descriptor.uuid: p.track_descriptor.name for p in trace.packet if p.HasField("track_descriptor")}
+    read.title = next(iter(names.values()))
     stacks: dict[int, list[tuple[Any, int]]] = defaultdict(list)
     ends: dict[int, dict[str, Slice]] = defaultdict(dict)
     for packet in trace.packet:
@@ -111,30 +112,4 @@ def read_perfetto(content: bytes) -> Read:
             read.instants[lane].append(event.name)
     assert not any(stacks.values()), "each slice ends"
     read.flows = {id: (found["from"], found["to"]) for id, found in ends.items()}
-    return read
-
-
-def read_chrome(content: bytes) -> Read:
-    """Read a trace in the Trace Event Format back. A flow is bound to the slice that begins where it does."""
-    events, read = json.loads(content)["traceEvents"], Read()
-    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    at: dict[tuple[str, float], list[Slice]] = defaultdict(list)
-    for e in events:
-        if e["ph"] == "X":
-            lane = names[e["tid"]]
-            inside = lane.startswith("shard ") and e["cat"] == "phase"
-            found = Slice(lane, e["name"], e["ts"], e["ts"] + e["dur"], e["args"], int(inside))
-            read.lanes[lane].append(found)
-            at[lane, e["ts"]].append(found)
-        elif e["ph"] == "C":
-            read.counters[e["name"]].extend(e["args"].values())
-        elif e["ph"] == "i":
-            read.instants[names[e["tid"]]].append(e["name"])
-    ends: dict[int, dict[str, Slice]] = defaultdict(dict)
-    for e in events:
-        if e["ph"] in "sf":
-            here = at[names[e["tid"]], e["ts"]]
-            outermost = e["name"] == "push" and e["ph"] == "f"
-            ends[e["id"]][e["ph"]] = min(here, key=lambda s: s.depth) if outermost else max(here, key=lambda s: s.depth)
-    read.flows = {id: (found["s"], found["f"]) for id, found in ends.items()}
     return read

@@ -14,8 +14,8 @@ from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
 from kvps_cli.output import say, write_file
 
-_PERFETTO, _JSON, _FIGURES = ".perfetto-trace", ".json", (".svg", ".png")
-_SUFFIXES = (_PERFETTO, _JSON, *_FIGURES)
+_PERFETTO, _FIGURES = ".perfetto-trace", (".svg", ".png")
+_SUFFIXES = (_PERFETTO, *_FIGURES)
 _ROUNDS = 12  # of the slowest worker: so many make a figure that one can read
 _WINDOW = "Which part"
 
@@ -28,8 +28,7 @@ def timeline(
             "--out",
             "-o",
             metavar="FILE",
-            help="What to write: .perfetto-trace for ui.perfetto.dev, .json for chrome://tracing, or a figure as "
-            ".svg or .png.",
+            help="What to write: .perfetto-trace for ui.perfetto.dev, or a figure as .svg or .png.",
             show_default=False,
         ),
     ],
@@ -80,13 +79,10 @@ def timeline(
 def _writer(suffix: str) -> Callable[[Recording], bytes]:
     """Return what makes the content of a file with this suffix. Raises InvalidSetting if the extra is missing."""
     with options.extra("timeline", "kvps timeline needs more libraries", "perfetto", "google", "matplotlib"):
-        from kvps_monitor.timeline.chrome import chrome_trace
         from kvps_monitor.timeline.figure import figure
         from kvps_monitor.timeline.perfetto import perfetto_trace  # needs google.protobuf too
     if suffix == _PERFETTO:
         return perfetto_trace
-    if suffix == _JSON:
-        return lambda recording: chrome_trace(recording).encode()
     return lambda recording: figure(recording, suffix[1:])
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 
 from kvps_monitor.spans import Span
-from kvps_monitor.timeline.recording import Arrow, Block, Recording
+from kvps_monitor.timeline.recording import Block, Recording
 
 _Place = tuple[str, str, float]  # lane, phase or "", start
 
@@ -16,10 +15,9 @@ class Flows:
     whole, and what a worker fetches comes from the commit alone, which is the last phase of a version."""
 
     def __init__(self, recording: Recording) -> None:
-        self.arrows: Sequence[Arrow] = list(recording.arrows())
         self._out: dict[_Place, list[int]] = defaultdict(list)
         self._into: dict[_Place, list[int]] = defaultdict(list)
-        for id, arrow in enumerate(self.arrows, 1):
+        for id, arrow in enumerate(recording.arrows(), 1):
             if arrow.kind == "push":
                 self._out[_place(arrow.span)].append(id)
                 self._into[_place(arrow.shard)].append(id)

@@ -1,40 +1,34 @@
-"""Traces in both formats, read back: lanes, counts and flows are those of Redis and of the commit log."""
+"""Traces, read back: lanes, counts and flows are those of Redis and of the commit log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from helpers.harness import aggregating, await_version, gradient, model
-from helpers.timelines import Read, Slice, read_chrome, read_perfetto, recorded, timed_job, versions_of
-from kvps_monitor.timeline.chrome import chrome_trace
+from helpers.timelines import Read, Slice, read_perfetto, recorded, timed_job, versions_of
 from kvps_monitor.timeline.perfetto import perfetto_trace
 from kvps_monitor.timeline.recording import Recording, record
 
 from kvps.job import Job
 from kvps.store import Store
 
-FORMATS: dict[str, Callable[[Job], Read]] = {
-    "perfetto": lambda job: read_perfetto(perfetto_trace(record(job))),
-    "chrome": lambda job: read_chrome(chrome_trace(record(job)).encode()),
-}
 EXACT_US = 0.002  # times are written in whole nanoseconds
 
 
 @pytest.mark.parametrize(
-    ("format_", "settings"),
+    "settings",
     [
-        ("perfetto", {"staleness": 0}),
-        ("chrome", {"staleness": 1, "shards": 2}),
-        ("perfetto", {"staleness": -1, "workers": 8, "rounds": 4, "shards": 2}),
+        {"staleness": 0},
+        {"staleness": 1, "shards": 2},
+        {"staleness": -1, "workers": 8, "rounds": 4, "shards": 2},
     ],
     ids=["BSP", "SSP on two shards", "ASP of eight workers on two shards"],
 )
-def test_a_trace_has_what_redis_has(store: Store, format_: str, settings: dict[str, Any]) -> None:
+def test_a_trace_has_what_redis_has(store: Store, settings: dict[str, Any]) -> None:
     job = timed_job(store, **settings)
-    read = FORMATS[format_](job)
+    read = read_perfetto(perfetto_trace(record(job)))
     workers, shards = list(recorded(job)), [f"shard {n}" for n in range(job.config.shards)]
     assert list(read.lanes) == [*shards, *sorted(workers)]
     for worker, count in recorded(job).items():
@@ -79,8 +73,7 @@ def _flows_are_those_of_the_log(job: Job, read: Read) -> None:
     assert len(fetches) == len([s for s in fetched if s.facts["version"]])
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-def test_counters_marks_and_units_are_there(store: Store, format_: str) -> None:
+def test_counters_marks_and_units_are_there(store: Store) -> None:
     job = store.create_job("j", model(), workers=1, units=3)
     with aggregating(job), job.join("w0") as session:
         for loss in (1.0, float("nan"), 0.25):
@@ -89,8 +82,8 @@ def test_counters_marks_and_units_are_there(store: Store, format_: str) -> None:
         await_version(job, 3)
         job.report(2, {"loss": 0.5, "top-5": float("nan")}, by="me")
         job.report(3, {"loss": 0.25}, by="me")
-    read = FORMATS[format_](job)
-    assert read.counters["loss of w0"] == [1.0, 0.25], "JSON has no NaN"
+    read = read_perfetto(perfetto_trace(record(job)))
+    assert read.counters["loss of w0"] == [1.0, 0.25], "what is no number is left out"
     assert read.counters["staleness of w0"] == [0, 0, 0], "in BSP nothing is stale"
     assert read.instants == {
         "w0": ["join", "leave"],
@@ -99,9 +92,8 @@ def test_counters_marks_and_units_are_there(store: Store, format_: str) -> None:
     assert {s.facts["unit"] for s in read.lanes["w0"]} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("write", [chrome_trace, perfetto_trace])
 def test_the_blocks_are_gone_through_as_often_however_many_there_are(
-    store: Store, monkeypatch: pytest.MonkeyPatch, write: Callable[[Recording], Any]
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time is written as a distance from the first one, which is looked for once: else 3,000 iterations take
     minutes."""
@@ -112,6 +104,6 @@ def test_the_blocks_are_gone_through_as_often_however_many_there_are(
     counts = []
     for part in (found.making(6, 6), found):
         passes.clear()
-        write(part)
+        perfetto_trace(part)
         counts.append(len(passes))
     assert counts[0] == counts[1] > 0
