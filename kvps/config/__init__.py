@@ -3,7 +3,7 @@
 from kvps.config.job_config import JobConfig
 from kvps.config.job_settings import JobSettings
 from kvps.config.samples import division_of
-from kvps.config.settings import AUTO, OWN_PARTITION, SPECS, UncheckedConfig
+from kvps.config.settings import AUTO, SPECS, UncheckedConfig
 from kvps.config.specs import Spec
 
-__all__ = ["AUTO", "OWN_PARTITION", "SPECS", "JobConfig", "JobSettings", "Spec", "UncheckedConfig", "division_of"]
+__all__ = ["AUTO", "SPECS", "JobConfig", "JobSettings", "Spec", "UncheckedConfig", "division_of"]

@@ -6,7 +6,7 @@ from kvps import optim
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Layout
 from kvps.arrays.weight_view import has_view
-from kvps.config.settings import OWN_PARTITION, UncheckedConfig
+from kvps.config.settings import UncheckedConfig
 from kvps.errors import InvalidSetting
 from kvps.optim import reductions
 
@@ -31,11 +31,6 @@ def _check_numbers(s: UncheckedConfig) -> None:
     if s.min_workers > s.workers:
         raise InvalidSetting(
             f"min_workers must be a whole number from 0 to {s.workers}, the number of workers, not {s.min_workers}"
-        )
-    if s.units and s.partition != OWN_PARTITION:
-        raise InvalidSetting(
-            f"partition {s.partition} is for data that is divided among the workers: units are handed out one "
-            f"by one, so leave one of the two out"
         )
 
 

@@ -45,5 +45,4 @@ class JobSettings(TypedDict, total=False):
     seed: int
     batch_size: int
     epochs: int
-    partition: Literal["task", "contiguous", "round-robin", "random", "overlap"]
     procs: int

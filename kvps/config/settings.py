@@ -13,11 +13,8 @@ from kvps.config import specs
 from kvps.config.specs import Spec, setting
 from kvps.config.unit_rounds import UnitRounds
 from kvps.optim import reductions
-from kvps.partitions import SCHEMES
 from kvps.staleness import mode_name
 
-OWN_PARTITION = "task"
-"""The partition of a job whose task divides its samples itself."""
 AUTO = "auto"
 """The `local_steps` of a job whose rounds end by the clock, and what kvps decides when it creates a job."""
 
@@ -260,14 +257,6 @@ class UncheckedConfig:
     )
     batch_size: int = setting(0, "How many samples make one gradient.", bounds=(0, 2**31), group="Training")
     epochs: int = setting(0, "How many passes over the data.", bounds=(0, 2**31), group="Training")
-    partition: Literal["task", "contiguous", "round-robin", "random", "overlap"] = setting(
-        OWN_PARTITION,
-        "Which samples a worker has: task, those that the task gives to its rank; or a part of all samples: "
-        "contiguous, round-robin, random (drawn anew in each epoch), or overlap, where each worker has all of them.",
-        choices=(OWN_PARTITION, *SCHEMES),
-        metavar="SCHEME",
-        group="Training",
-    )
     procs: int = setting(
         1,
         "How many processes of its host compute each contribution of a worker: each takes an even part of every batch, "

@@ -1,4 +1,4 @@
-"""The batches of rounds: each row once an epoch, and training that can be replayed, for every partition."""
+"""The batches of rounds: each row once an epoch, and training that can be replayed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from kvps_workers.task import CheckedTask
 
 import kvps
 from kvps.config import JobConfig, division_of
-from kvps.partitions import SCHEMES
 from kvps.store import Store
 
 
@@ -58,18 +57,14 @@ def _rows(rounds: Rounds, epoch: int) -> list[list[int]]:
 @given(
     samples=st.integers(6, 60),
     workers=st.integers(1, 6),
-    partition=st.sampled_from(["task", *SCHEMES]),
     batch_size=st.integers(1, 9),
     epoch=st.integers(0, 2),
 )
-def test_each_epoch_has_each_row_once(samples: int, workers: int, partition: str, batch_size: int, epoch: int) -> None:
-    said = {"workers": workers, "partition": partition, "batch_size": batch_size}
+def test_each_epoch_has_each_row_once(samples: int, workers: int, batch_size: int, epoch: int) -> None:
+    said = {"workers": workers, "batch_size": batch_size}
     each = [_rounds(samples, rank, **said) for rank in range(workers)]
     rows = [[row for batch in _rows(rounds, epoch) for row in batch] for rounds in each]
-    if partition == "overlap":
-        assert all(sorted(own) == list(range(samples)) for own in rows)
-    else:
-        assert sorted(row for own in rows for row in own) == list(range(samples))
+    assert sorted(row for own in rows for row in own) == list(range(samples))
     for rounds, own in zip(each, rows, strict=True):
         assert rounds.total == division_of(len(own), JobConfig(epochs=2, **said)).units
         sizes = [len(batch) for batch in _rows(rounds, epoch)]
@@ -97,8 +92,8 @@ def test_units_are_the_pushes_of_all_data() -> None:
 
 
 def test_a_worker_without_a_sample_is_told_of() -> None:
-    with pytest.raises(kvps.TaskFailed, match=r"^task 'numbered' has 2 samples, and each of 3 workers needs one"):
-        _rounds(2, workers=3, partition="contiguous")
+    with pytest.raises(kvps.TaskFailed, match=r"^task 'numbered' failed: data\(2, 3\) returned no samples"):
+        _rounds(2, rank=2, workers=3)
     with pytest.raises(kvps.InvalidSetting, match="needs a batch_size from 1, and its job has 0"):
         _rounds(2, batch_size=0)
 
@@ -109,9 +104,9 @@ def test_a_worker_without_a_sample_is_told_of() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        *({"partition": scheme} for scheme in SCHEMES),
+        {},
         {"staleness": 1},
-        {"partition": "random", "gradient_format": "int8"},
+        {"gradient_format": "int8"},
         {"units": 45},
         {"staleness": -1, "optimizer": kvps.Adagrad()},  # Downpour SGD
     ],
@@ -121,16 +116,16 @@ def test_what_was_trained_is_computed_again(store: Store, said: dict[str, Any]) 
     run_workers(job, *training(job, "w0", "w1", "w2"))
     proof = proved(job)
     assert proof.by == "recomputed"
-    assert proof.contributions == 3 * 3 * (15 if said.get("partition") == "overlap" else 5)
+    assert proof.contributions == 3 * 3 * 5
     check_chain(job)
 
 
-def test_a_job_whose_replay_has_another_batch_size_or_partition_differs(store: Store) -> None:
+def test_a_job_whose_replay_has_another_batch_size_or_seed_differs(store: Store) -> None:
     """The settings belong to the proof: whoever changes them in Redis is found out."""
-    job = digits_job(store, partition="random")
+    job = digits_job(store)
     run_workers(job, *training(job, "w0", "w1", "w2"))
     proved(job)
-    for field, value in (("batch_size", "48"), ("partition", "contiguous")):
+    for field, value in (("batch_size", "48"), ("seed", "1")):
         before = job.access.client.call("HGET", job.access.keys.config, field)
         job.access.client.call("HSET", job.access.keys.config, field, value)
         assert "gives another gradient here" in proof_of(store.job("digits"))[1].differs

@@ -183,7 +183,7 @@ def test_what_is_lost_with_shared_memory_is_trained_again(
             "optimizer": kvps.SGD(lr=0.7, momentum=0.9, nesterov=True),
             "shards": 2,
         },
-        {"inner_optimizer": kvps.SGD(lr=LinearLR(0.5, 0.1, 12)), "partition": "random", "staleness": -1},
+        {"inner_optimizer": kvps.SGD(lr=LinearLR(0.5, 0.1, 12)), "staleness": -1},
     ],
     ids=str,
 )

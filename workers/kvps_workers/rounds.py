@@ -12,11 +12,9 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from kvps.config import OWN_PARTITION, JobConfig, division_of
-from kvps.errors import CorruptData, InvalidSetting, TaskFailed, counted
-from kvps.partitions import Rows, epoch_order, partition
+from kvps.config import JobConfig, division_of
+from kvps.errors import CorruptData, InvalidSetting
+from kvps.partitions import Rows, epoch_order
 from kvps.protocol.plan import Contribution
 from kvps_workers.task import Task, blamed
 
@@ -30,9 +28,8 @@ class Rounds:
     """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
 
     A round has a batch, or with local steps `config.batches_per_round` of them; the last one of all may have fewer. If
-    rounds end by the clock, one is numbered as its first batch is. Batches are numbered over all
-    epochs too. Each epoch has each row once, in an order of its own. Raises InvalidSetting, and TaskFailed if a worker
-    has no rows.
+    rounds end by the clock, one is numbered as its first batch is. Batches are numbered over all epochs too. Each epoch
+    has each row once, in an order of its own. Raises InvalidSetting, and TaskFailed if a worker has no rows.
 
     total              how many rounds there are; 0 if rounds end by the clock, because nobody knows before
     samples_in_all     how many samples all rounds have
@@ -42,14 +39,10 @@ class Rounds:
     def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
         if not config.batch_size:
             raise InvalidSetting(f"task {config.task!r} needs a batch_size from 1, and its job has 0")
-        whole = config.units or config.partition != OWN_PARTITION
-        self._data = task.data(0, 1, xp) if whole else task.data(rank, config.workers, xp)
+        self._data = task.data(0, 1, xp) if config.units else task.data(rank, config.workers, xp)
         self._config, self._rank, self._xp = config, rank, xp
         self._order = lru_cache(1)(self._order_of)
-        self._size = len(self._own(0))
-        if not self._size:
-            samples, workers = counted(len(self._data[0]), "sample"), counted(config.workers, "worker")
-            raise TaskFailed(f"task {config.task!r} has {samples}, and each of {workers} needs one: take fewer workers")
+        self._size = len(self._data[0])
         self.procs = config.procs
         self.batches_per_epoch = math.ceil(self._size / config.batch_size)
         self.samples_in_all = self._size * config.epochs
@@ -87,14 +80,6 @@ class Rounds:
         with blamed(self._config.task):  # the task's arrays may not allow taking rows
             return tuple(array[there] for array in self._data)
 
-    def _own(self, epoch: int) -> Rows:
-        """Return the worker's rows of the data in an epoch."""
-        config, samples = self._config, len(self._data[0])
-        if config.units or config.partition == OWN_PARTITION:
-            return np.arange(samples)
-        return partition(samples, config.workers, self._rank, scheme=config.partition, seed=config.seed, epoch=epoch)
-
     def _order_of(self, epoch: int) -> Rows:
-        """Return the worker's rows in the order of an epoch."""
-        own = self._own(epoch)
-        return own[epoch_order(len(own), self._config.seed, epoch, None if self._config.units else self._rank)]
+        """Return the rows of the data in the order of an epoch."""
+        return epoch_order(self._size, self._config.seed, epoch, None if self._config.units else self._rank)

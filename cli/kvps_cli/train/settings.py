@@ -23,7 +23,7 @@ from kvps_cli.output import say
 WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
 _OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
-_TASKS_ONLY = (*_OF_TASK, "partition", "procs", "inner_optimizer")  # a script has its own loop
+_TASKS_ONLY = (*_OF_TASK, "procs", "inner_optimizer")  # a script has its own loop
 _ELASTIC = (
     "With MIN:MAX, of a job that hands out units, that holds of MIN workers, and up to MAX are kept at work: see kvps "
     "scale."

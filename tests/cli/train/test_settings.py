@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import kvps
 from kvps.config import SPECS, JobConfig
 
-OF_TASK = {"batch_size", "epochs", "partition", "procs", "inner_optimizer"}
+OF_TASK = {"batch_size", "epochs", "procs", "inner_optimizer"}
 
 
 @pytest.mark.parametrize("kind", [TaskOptions, JobOptions])
@@ -118,7 +118,6 @@ def test_a_task_trains_in_rounds_of_units_whatever_the_number_of_workers() -> No
         ("--units-per-round 0", ""),
         ("--quorum 2", "quorum closes a round without some contributions"),
         ("--gradient-format int8", "gradient_format int8 keeps what it leaves out at the worker"),
-        ("--partition random", "partition random is for data that is divided among the workers"),
         (
             "--local-steps auto --round-time 1 --reduction weighted",
             "units (--data units) have a fixed number of batches",

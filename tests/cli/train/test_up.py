@@ -13,6 +13,7 @@ from helpers.harness import staleness_used
 from helpers.waiting import eventually, processes_of
 
 import kvps
+from kvps.config.gone import GONE
 from kvps.server import private_server
 
 
@@ -49,6 +50,13 @@ def test_up_in_the_other_modes_with_a_straggler(lasting: kvps.Store, tmp_path: P
     assert done.stdout.startswith(figures), "what was computed, and what came of it, in every mode"
     used = staleness_used(lasting.job("digits"), 3)
     assert used == 1 if mode == "1" else used > 1, "the log tells the modes apart"
+
+
+@pytest.mark.slow
+def test_an_option_that_is_gone_says_what_takes_its_place(home: Path) -> None:
+    for option, value in (("--partition", "random"), ("--push-every", "4")):
+        instead = GONE[option.removeprefix("--").replace("-", "_")]
+        assert refused("up", "digits", option, value) == f"there is no {option} any more: {instead}"
 
 
 @pytest.mark.slow
