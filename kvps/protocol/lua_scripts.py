@@ -114,7 +114,7 @@ def compose(name: str, text: str, include: Mapping[str, str]) -> Script:
 
     use(text)
     header, (comments, body) = Header.parse(text), split_header(text)
-    code = header.opening() + body
+    code = header.guarded(header.opening() + body)
     for function, lua in reversed(functions.items()):
         if re.search(rf"\b{function}\(", code):
             code = f"{lua}\n{code}"

@@ -4,14 +4,16 @@ A script begins with comments. Some of their lines are read here, each as often 
 
     -- KEYS version:hash trace(worker):stream pin:string? term(*):string dead... never
     -- ARGV job worker traces...
+    -- READS version
     -- USES numbers units
 
 A key has the name of an attribute or method of the object that knows the keys (`kvps.protocol.keys.JobKeys`):
 `trace(worker)` is the key for the argument `worker`, `term(*)` the keys of all shards. `dead...` and `traces...` are
 lists that the caller gives. The body finds a key as `keys.version`, a list as `keys.dead`, an argument as the local
 `worker`. Before the body, a key of another type than the header says is refused: it would make the script fail in the
-middle of its writes. A key with a ? seldom exists: one look finds that none of those is there. USES names the files in
-`include/` whose functions the script calls.
+middle of its writes. A key with a ? seldom exists: one look finds that none of those is there. READS names keys that
+the body reads before its first write, or not at all: these are not looked at before, for the read itself refuses another
+type, and nothing was written then. USES names the files in `include/` whose functions the script calls.
 
 While a cluster moves a slot, some of its keys are on another node, and a script would fail at the first of them. The
 last key of each script of a job, `never`, does not exist: a script that names such a key gets TRYAGAIN then, before it
@@ -73,6 +75,7 @@ class Header(NamedTuple):
     the others, "" if there is none."""
 
     keys: tuple[Key, ...]
+    reads: frozenset[str]
     arguments: tuple[str, ...]
     rest: str
     uses: tuple[str, ...]
@@ -89,7 +92,8 @@ class Header(NamedTuple):
         codes = frozenset(re.findall(r"\{([A-Z]+)", comments.partition("-- Returns ")[2]))
         arguments = words("ARGV")
         rest = arguments.pop().removesuffix("...") if arguments and arguments[-1].endswith("...") else ""
-        return cls(tuple(map(Key.parse, words("KEYS"))), tuple(arguments), rest, tuple(words("USES")), codes)
+        keys, reads = tuple(map(Key.parse, words("KEYS"))), frozenset(words("READS"))
+        return cls(keys, reads, tuple(arguments), rest, tuple(words("USES")), codes)
 
     def ordered_arguments(self, values: Mapping[str, Any]) -> list[Any]:
         """Return the arguments in their order."""
@@ -99,6 +103,18 @@ class Header(NamedTuple):
     def opening(self) -> str:
         """Return the Lua that checks the types of keys, and names lists of keys and arguments."""
         return self._checked_types() + self._named_lists() + self._named_arguments()
+
+    def guarded(self, code: str) -> str:
+        """Return the code of a script so that a read of a key of another type is answered as `opening` answers it."""
+        read = [(i, key.type) for i, key in enumerate(self.keys, 1) if key.name in self.reads]
+        if not read:
+            return code
+        places, types = ", ".join(f"KEYS[{i}]" for i, _ in read), ", ".join(repr(type_) for _, type_ in read)
+        return (
+            f"local function run()\n{code}\nend\nlocal ran, answer = pcall(run)\nif ran then return answer end\n"
+            f"local types = {{ {types} }}\nfor i, key in ipairs({{ {places} }}) do\n"
+            f"  local want = types[i]\n{_REFUSAL}end\nerror(answer, 0)\n"
+        )
 
     def placed(self, code: str) -> str:
         """Return Lua code with KEYS[3] for keys.config: to make a table of all keys would cost a call 1 to 3 us.
@@ -121,16 +137,27 @@ class Header(NamedTuple):
         return lua
 
     def _checked_types(self) -> str:
-        typed = [key for key in self.keys if key.type and not key.many]
-        types, rare = ([key.type for key in typed if key.is_rare == is_rare] for is_rare in (False, True))
-        assert types + rare == [key.type for key in self.keys[: len(typed)]], (
-            "keys with a type come first, rare ones last"
+        read, typed, rare = ([key.type for key in keys] for keys in self._kinds())
+        assert read + typed + rare == [key.type for key in self.keys[: len(read + typed + rare)]], (
+            "keys with a type come first: those that are read before all writes, others, rare ones"
         )
-        lua = _check(types, 0) if types else ""
+        lua = _check(typed, len(read)) if typed else ""
         if rare:
-            present = f"redis.call('EXISTS', unpack(KEYS, {len(types) + 1}, {len(typed)}))"
-            lua += f"if {present} > 0 then\n{_check(rare, len(types))}end\n"
+            first = len(read + typed) + 1
+            present = f"redis.call('EXISTS', unpack(KEYS, {first}, {first + len(rare) - 1}))"
+            lua += f"if {present} > 0 then\n{_check(rare, first - 1)}end\n"
         return lua
+
+    def _kinds(self) -> tuple[list[Key], list[Key], list[Key]]:
+        """Return the keys with a type: those that are read before all writes, others that are always there, rare
+        ones."""
+        typed = [key for key in self.keys if key.type and not key.many]
+        others = [key for key in typed if key.name not in self.reads]
+        return (
+            [key for key in typed if key.name in self.reads],
+            [key for key in others if not key.is_rare],
+            [key for key in others if key.is_rare],
+        )
 
     def _named_arguments(self) -> str:
         number = len(self.arguments)

@@ -44,7 +44,7 @@ class Sources:
         header, body = Header.parse(text), split_header(text)[1]
         yield from self.misused(text)
         code = bare(body)
-        reached = self.reached(header.opening() + body)
+        reached = self.reached(header.guarded(header.opening() + body))
         keys = {key.name for key in header.keys if not key.name.startswith("never")}
         yield from _difference("key", keys, set(re.findall(r"\bkeys\.(\w+)", bare(self.reached(body)))))
         arguments = {*header.arguments, header.rest} - {""}

@@ -53,7 +53,7 @@ def test_an_included_file_names_what_it_uses_and_is_used() -> None:
     ("old", "new", "misfit"),
     [
         ("keys.pin)", "keys.pins)", "key pins is not in the header"),
-        ("turns:stream term", "turns:stream wish(shard):string term", "key wish is only in the header"),
+        ("rounds:zset turns", "rounds:zset wish(shard):string turns", "key wish is only in the header"),
         (" plan_id version", " plan_id version more", "argument more is never read"),
         (" plan_id version", " plan_id digits version", "argument digits hides an included function"),
         ("history digest\n", "history digests\n", "digest is declared nowhere"),
@@ -272,6 +272,41 @@ def test_only_the_owner_deletes(job: Job) -> None:
     assert job.access.client.call("GET", after) == "newer"
     job.access.scripts.free(0, new, run_id, [after])
     assert job.access.client.call("EXISTS", after) == 0
+
+
+def _dump(job: Job) -> dict[str, object]:
+    """Every key of the job, with its bytes."""
+    return {name: job.access.client.call("DUMP", name) for name in sorted(job.access.client.scan("*job*"))}
+
+
+@pytest.mark.parametrize("script", [name for name in SCRIPTS if SCRIPTS[name].header.reads])
+def test_a_key_that_is_not_looked_at_before_is_read_before_all_writes(job: Job, script: str) -> None:
+    """For each, a call that would write, with the key of another type: the script says so, and nothing has changed."""
+    plan, terms = _planned(job)
+    client, keys, scripts, header = job.access.client, job.access.keys, job.access.scripts, SCRIPTS[script].header
+    history, digest = job.state().history, "0,0"
+    scripts.ready(0, terms[0], plan, "d0")
+    calls = {
+        "push": lambda: scripts.push("w0", "1-w0n", 2, 0, 1, digest, history),
+        "plan": scripts.plan,
+        "ready": lambda: scripts.ready(1, terms[1], plan, "d1"),
+    }
+    if script == "plan":
+        client.call("DEL", keys.plan)
+    for key in [each for each in header.keys if each.name in header.reads]:
+        name = getattr(keys, key.name)(1) if key.of else getattr(keys, key.name)
+        kept = client.call("DUMP", name)
+        other = ("HSET", name, "mine", 1) if key.type != "hash" else ("SET", name, "mine")
+        client.call("DEL", name)
+        client.call(*other)
+        before = _dump(job)
+        is_, want = ("string", "a hash") if key.type == "hash" else ("hash", f"a {key.type}")
+        with pytest.raises(CorruptData, match=f"key {re.escape(name)} is a {is_}, not {want}"):
+            calls[script]()
+        assert _dump(job) == before, name
+        client.call("DEL", name)
+        if kept:
+            client.call("RESTORE", name, 0, kept)
 
 
 @pytest.mark.parametrize("kind", ["clock", "states"], ids=["always there", "seldom there"])

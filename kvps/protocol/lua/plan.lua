@@ -2,6 +2,7 @@
 -- It looks only at workers whose contributions it takes: the rest is in sets and counts that other scripts keep.
 -- KEYS version:hash config:hash workers:hash inbox:stream plan:hash rounds:zset pushed:zset pin:string? draining:zset?
 -- KEYS finished:set? never
+-- READS version config workers inbox plan rounds pushed pin draining finished
 -- ARGV job known_id known_history
 --   known_id, known_history: of the plan that the caller knows, or '' and ''
 -- USES arrivals job numbers plans replies run_control time unit_rounds

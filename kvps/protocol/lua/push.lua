@@ -1,8 +1,9 @@
 -- push: accept a contribution whose bytes the server has confirmed; a repeat gets the first answer. A late one may be
 -- dropped: its sequence number is used up all the same, so that nothing else is ever stored under its names.
--- KEYS version:hash config:hash workers:hash clock:hash skip:hash heartbeat:zset inbox:stream trace(worker):stream
--- KEYS commits:stream pushed:zset rounds:zset plan:hash losses:hash
--- KEYS units:hash? taken_units:zset? free_units:zset? states:hash? never
+-- KEYS version:hash config:hash workers:hash clock:hash skip:hash
+-- KEYS heartbeat:zset inbox:stream trace(worker):stream commits:stream pushed:zset rounds:zset losses:hash
+-- KEYS units:hash? taken_units:zset? free_units:zset? states:hash? plan never
+-- READS version config workers clock skip
 -- ARGV job worker incarnation seq base weight digests history unit mode part lacks state traces...
 --   base: the version that it was computed on
 --   weight: 0 counts as zeros
@@ -67,7 +68,6 @@ end
 local clock = tonumber(redis.call('HGET', keys.clock, worker) or '0')
 local pending = entry.round - clock - tonumber(redis.call('HGET', keys.skip, worker) or '0')
 if pending >= whole(max_pending) then return { 'FULL', pending } end
-
 -- In BSP with a quorum this worker skips the rounds made without it, unless something waits: a skip would commit that.
 local missed = staleness == '0' and quorum ~= '0' and pending == 0 and base - entry.round or 0
 if missed > 0 then

@@ -1,9 +1,10 @@
 -- ready: note that a shard's holder has staged its part of a plan; the last shard's call flips all to the new version.
 -- A note of a shard is of its present term: a script that gives it another term deletes the note. So a call looks at its
 -- own shard alone, and only the last one at all of them.
--- KEYS version:hash config:hash clock:hash skip:hash inbox:stream plan:hash ready:hash commits:stream rounds:zset
--- KEYS turns:stream term(shard):string
+-- KEYS version:hash plan:hash ready:hash term(shard):string
+-- KEYS config:hash clock:hash skip:hash inbox:stream commits:stream rounds:zset turns:stream
 -- KEYS pin:string? units:hash? free_units:zset? taken_units:zset? draining:zset? states:hash? never
+-- READS version plan ready term
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
