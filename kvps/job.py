@@ -89,7 +89,7 @@ class Job:
         if not stored or not layout or not id:
             raise client.lacking(job_not_found(name))
         keys = JobKeys(name, matching(id, f"the id of job {name!r}", *JOB_ID))
-        access = JobAccess.of(client, keys, JobConfig.from_hash(stored), Layout.from_json(layout), replicas)
+        access = JobAccess.of(client, keys, JobConfig.of_job(stored), Layout.from_json(layout), replicas)
         self.access = OpenedJob.over(access, open_transport(access))
         self.access.reader.check_stored()
         self._joined = WeakValueDictionary[int, Session]()  # thread -> the worker that it has joined as last
@@ -280,7 +280,7 @@ class Job:
         return self._control("suspend", reason)
 
     def pause(self, reason: str = "") -> RunControl:
-        """Have no version begun until `resume`. Workers wait as the bound asks, in ASP once `max_pending` of their
+        """Have no version begun until `resume`. Workers wait as the bound asks, in ASP once two of their
         contributions wait. Return what the job does now: one that was stopped or suspended is not paused."""
         return self._control("pause", reason)
 

@@ -12,8 +12,6 @@ from kvps.optim import reductions
 
 MOST_OPEN_UNITS = 10_000
 """The most units that may be handed out before a version is committed."""
-MOST_TIMED_PENDING = 100
-"""The most that may wait of one worker where rounds end by the clock: its entry has a sum of weights for each."""
 
 
 def check(s: UncheckedConfig) -> None:
@@ -65,11 +63,6 @@ def _check_unit_rounds(s: UncheckedConfig) -> None:
         raise InvalidSetting(
             f"units_per_round times (staleness + 1) must be at most {MOST_OPEN_UNITS:,}, not {most:,}: choose a larger "
             f"batch_size"
-        )
-    if 0 < s.max_pending < most:
-        raise InvalidSetting(
-            f"max_pending must be 0 or at least {most}, or one worker alone could not do all units that are open, not "
-            f"{s.max_pending}"
         )
 
 
@@ -127,11 +120,6 @@ def _check_timed_rounds(s: UncheckedConfig) -> None:
         raise InvalidSetting(
             "units (--data units) have a fixed number of batches each, and with local_steps auto a round has not: "
             "leave one of the two out"
-        )
-    if s.max_pending > MOST_TIMED_PENDING:
-        raise InvalidSetting(
-            f"max_pending must be a whole number from 0 to {MOST_TIMED_PENDING} with local_steps auto, "
-            f"not {s.max_pending}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 GONE = {
     "topology": "give the settings that the name stood for, as docs/other-systems.md lists them; bsp is --staleness 0 "
     "--data static",
+    "max_pending": "kvps chooses it: 1 in BSP, N + 1 in SSP, 2 in ASP, and the units of all open rounds",
     "delay_compensation": "a stale gradient counts for less with staleness_scaling (--staleness-scaling inverse)",
     "delay_versions": "it went with delay_compensation",
     "partition": "a loop, or a task in its data(rank, workers), asks kvps.partition() for the rows of a worker",

@@ -16,9 +16,7 @@ from kvps.config.settings import AUTO, SPECS, UncheckedConfig
 from kvps.config.specs import MOST_OPTIMIZER, REPLICATED, as_text, not_an_optimizer, why_not
 from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.parsing import Fields
-from kvps.staleness import ASP
 
-_ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _NEWER = frozenset({"units_per_round", "units_per_epoch", "backup_after", "samples", "missing"})
 """Settings that jobs of earlier versions of kvps lack; their defaults are what those did."""
@@ -54,18 +52,11 @@ class JobConfig(UncheckedConfig):
         if self.samples:
             samples.derive_units(self)
         combinations.check(self)
-        if self.max_pending == 0:
-            # The staleness bound allows a worker s + 1 pending contributions. ASP has no bound, but memory is limited.
-            pending = _ASP_PENDING if self.staleness == ASP else self.staleness + 1
-            if self.unit_rounds:  # one worker may have computed all units of all open rounds
-                pending *= self.units_per_round
-            most = combinations.MOST_TIMED_PENDING if self.timed_rounds else 10_000
-            object.__setattr__(self, "max_pending", min(pending, most))
 
     def differing(self, asked: UncheckedConfig, names: Iterable[str]) -> list[str]:
         """Return which of these settings of a job are not as `asked`. What was asked in general, such as "auto", is
         what the job has, and the number of workers is another matter."""
-        general = {"transport": AUTO, "durability": REPLICATED, "max_pending": 0}
+        general = {"transport": AUTO, "durability": REPLICATED}
         return [
             name
             for name in names
@@ -80,8 +71,13 @@ class JobConfig(UncheckedConfig):
         return {name: (had[name], has[name]) for name in SPECS if had[name] != has[name]}
 
     def to_hash(self) -> dict[str, str]:
-        """Return the fields of the job's config hash."""
+        """Return the settings as they are stored."""
         return {name: as_text(getattr(self, name)) for name in SPECS}
+
+    @property
+    def stored(self) -> dict[str, str]:
+        """The fields of the job's config hash: the settings, and what scripts read that follows from them."""
+        return self.to_hash() | {"max_pending": str(self.max_pending)}
 
     @classmethod
     def from_hash(cls, stored: Mapping[str, str], where: str = "config") -> JobConfig:
@@ -97,6 +93,16 @@ class JobConfig(UncheckedConfig):
             return cls(**{name: _read(name, stored) for name in SPECS})
         except InvalidSetting as error:
             raise CorruptData(f"{where} field {error}; another version of kvps or another program wrote it") from None
+
+    @classmethod
+    def of_job(cls, stored: Mapping[str, str]) -> JobConfig:
+        """Return the settings in the config hash of a job on a server. Raises CorruptData, also if what scripts read
+        there does not follow from them."""
+        config = cls.from_hash(stored)
+        text, follows = stored.get("max_pending"), str(config.max_pending)
+        if text != follows:
+            raise CorruptData(f"config field max_pending is {shown(text)}, and not {follows}: {GONE['max_pending']}")
+        return config
 
 
 def _read(name: str, stored: Mapping[str, str]) -> Any:

@@ -30,7 +30,6 @@ class JobSettings(TypedDict, total=False):
     grace_ms: int
     late: Literal["next", "drop"]
     reject_norm: float | None
-    max_pending: int
     worker_timeout_ms: int
     lease_ms: int
     durability: str

@@ -13,10 +13,14 @@ from kvps.config import specs
 from kvps.config.specs import Spec, setting
 from kvps.config.unit_rounds import UnitRounds
 from kvps.optim import reductions
-from kvps.staleness import mode_name
+from kvps.staleness import ASP, mode_name
 
 AUTO = "auto"
 """The `local_steps` of a job whose rounds end by the clock, and what kvps decides when it creates a job."""
+
+_ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
+_MOST_PENDING = 10_000
+_MOST_TIMED_PENDING = 100  # a worker's entry has a sum of weights for each
 
 
 @dataclass(frozen=True)
@@ -174,13 +178,6 @@ class UncheckedConfig:
         metavar="TIMES",
         group="Failures",
     )
-    max_pending: int = setting(
-        0,
-        "How many accepted contributions of one worker may wait for their commit. 0 chooses 1 in BSP, N + 1 in SSP, "
-        "2 in ASP.",
-        bounds=(0, 10_000),
-        group="Training",
-    )
     worker_timeout_ms: int = setting(
         10_000,
         "How long a worker may be silent before it is evicted from the vector clock.",
@@ -320,6 +317,15 @@ class UncheckedConfig:
     def rounds_are_versions(self) -> bool:
         """Whether each round makes one version: in BSP, and where rounds are of units."""
         return self.staleness == 0 or self.unit_rounds is not None
+
+    @cached_property
+    def max_pending(self) -> int:
+        """How many accepted contributions of one worker may wait for their commit: as many as the staleness bound
+        allows. ASP has no bound, but memory is limited."""
+        pending = _ASP_PENDING if self.staleness == ASP else self.staleness + 1
+        if self.unit_rounds:  # one worker may have computed all units of all open rounds
+            pending *= self.units_per_round
+        return min(pending, _MOST_TIMED_PENDING if self.timed_rounds else _MOST_PENDING)
 
     @property
     def most_contributions(self) -> int:

@@ -142,7 +142,7 @@ class JobScripts:
 
     def create(self, config: JobConfig, layout: Layout, name: str, run_id: str, checkpoint: str = "") -> None:
         """Make the job, whose first version (0, or a JSON `checkpoint`'s) is staged as `name`. Raises JobExists."""
-        settings = [part for pair in config.to_hash().items() for part in pair]
+        settings = [part for pair in config.stored.items() for part in pair]
         first = {"layout": layout.to_json(), "name": name, "checkpoint": checkpoint, "settings": settings}
         reply = self._run("create", call=self._lasting(), run_id=run_id, **first)
         if reply[0] == "EXISTS":

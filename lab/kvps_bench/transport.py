@@ -18,7 +18,6 @@ from kvps.arrays.digest import view
 from kvps.arrays.layout import DTYPE
 from kvps.config import JobConfig
 from kvps.connection.sockets import connection_settings
-from kvps.staleness import ASP
 from kvps_bench.bare import Socket
 from kvps_bench.crew import Member, Place, crew
 from kvps_bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
@@ -48,7 +47,7 @@ class Mover(Role):
 
     def _both(self, number: int) -> list[tuple[float, float]]:
         # Each turn has its own job, removed after it. Otherwise the pushed gradients would fill the server.
-        config = JobConfig(staleness=ASP, workers=1, max_pending=number)
+        config = JobConfig(staleness=number - 1, workers=1)  # so many may wait
         job = self.store.create_job(f"bench-{secrets.token_hex(4)}", model(self._nbytes), config=config)
         took = []
         try:

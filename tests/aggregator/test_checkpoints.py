@@ -106,7 +106,7 @@ def test_a_restored_bsp_job_waits_for_all_that_had_work_left(store: Store, tmp_p
 @pytest.mark.parametrize("staleness", [1, -1])
 def test_what_waits_in_the_inbox_is_done_again(store: Store, tmp_path: Path, staleness: int) -> None:
     """Saved between commits: the clocks are those of the version, and every round is committed once in the end."""
-    job = store.create_job("job", model(), workers=2, staleness=staleness, max_pending=2, **PATIENT)
+    job = store.create_job("job", model(), workers=2, staleness=staleness, **PATIENT)
     train_to(job, STOP)
     waiting = job.join("w0")
     waiting.push(gradient(waiting.pull(), 0, STOP))

@@ -213,7 +213,7 @@ def test_a_push_cut_at_every_byte_counts_once(
     """The answers to a push are cut after each of their bytes: acknowledged exactly once, in order. Also of a push
     that is stored first and then accepted, as a large one is."""
     monkeypatch.setattr(Client, "small_bytes", Client.small_bytes if whole else 0)
-    job = store.create_job("cut", {"a": np.zeros(5, np.float32)}, shards=2, staleness=-1, max_pending=1000)
+    job = store.create_job("cut", {"a": np.zeros(5, np.float32)}, shards=2, staleness=999)
     with (
         private_directory() as tmp,
         cutter(server_url, tmp) as (relay, url),

@@ -65,7 +65,7 @@ def test_a_child_does_nothing_to_what_its_parent_made(store: Store, transport: s
 def test_a_child_of_a_worker_that_fetches_ahead(store: Store) -> None:
     """Its other thread goes on asking for the next version meanwhile, so commands are not counted."""
     children = ["uses", "exits", "collects"]
-    said = _forked(store, children, "--prefetch", transport="redis", staleness=-1, max_pending=1)
+    said = _forked(store, children, "--prefetch", transport="redis", staleness=-1)
     assert [[name, status, same] for name, status, _, same in said] == [[name, "0", "True"] for name in children]
 
 

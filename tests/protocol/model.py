@@ -84,7 +84,7 @@ class Model:
     scripts: Scripts = field(init=False)
 
     def __post_init__(self) -> None:
-        limit = JobConfig(staleness=self.staleness, max_pending=self.max_pending).max_pending
+        limit = self.max_pending or JobConfig(staleness=self.staleness).max_pending
         if self.units_per_round:
             limit = self.units_per_round * (self.staleness + 1)
         sizes = (self.quorum, self.drops, self.units_per_round, self.states)

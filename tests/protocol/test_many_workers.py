@@ -76,7 +76,7 @@ def test_a_worker_that_waits_is_woken_by_its_turn_and_not_by_others_that_come_an
 
 def test_a_plan_of_many_that_wait_is_bounded_where_nobody_waits_for_a_round(store: Store) -> None:
     """A commit of all that 300 workers had waiting in SSP would keep the server from others for as long."""
-    job = store.create_job("job", TINY, workers=1, staleness=2, max_pending=3)
+    job = store.create_job("job", TINY, workers=1, staleness=2)
     history = job.round_state().history
     for number in range(300):
         job.access.scripts.join(f"x{number}", "n", "", ME)

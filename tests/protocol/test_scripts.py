@@ -29,7 +29,7 @@ ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
 
 @pytest.fixture
 def job(store: Store) -> Job:
-    return store.create_job("job", {"x": np.zeros(4, np.float32)}, workers=2, shards=2, max_pending=2, staleness=1)
+    return store.create_job("job", {"x": np.zeros(4, np.float32)}, workers=2, shards=2, staleness=1)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -262,7 +262,6 @@ def test_push_is_fenced_by_the_version_of_its_unit(store: Store) -> None:
         ({"units": 0}, "set units too"),
         ({"quorum": 1}, "leave quorum out"),
         ({"gradient_format": "int8"}, "choose fp32"),
-        ({"max_pending": 1}, "at least 4"),
         ({"units_per_epoch": 5}, "does not divide"),
         ({"units_per_round": 9_000, "staleness": 1}, "at most 10,000"),
     ],

@@ -214,7 +214,7 @@ def test_who_was_replaced_while_it_stored_is_not_inherited_from(store: Store, mo
 
 def test_a_remainder_of_another_clock_is_never_noted(store: Store) -> None:
     """Whatever who leaves believes: leave.lua knows what was accepted."""
-    job = store.create_job("job", ONE, gradient_format="int8", staleness=-1, max_pending=9, **PATIENT)
+    job = store.create_job("job", ONE, gradient_format="int8", staleness=8, **PATIENT)
     session = job.join("w0")
     _push(session)
     for name in (f"{session.incarnation}:0:d", f"{session.incarnation}:2:d", "1-other:1:d", "d", ""):
@@ -256,9 +256,7 @@ def test_a_push_that_counted_though_nobody_was_told_ends_it(store: Store, monkey
 
 def test_units_that_come_back_are_computed_with_it(store: Store) -> None:
     """Who finds no unit free has finished, and may come back for those of the dead; when all are done nobody does."""
-    job = store.create_job(
-        "job", ONE, workers=2, units=3, gradient_format="int8", staleness=-1, max_pending=9, **PATIENT
-    )
+    job = store.create_job("job", ONE, workers=2, units=3, gradient_format="int8", staleness=8, **PATIENT)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     w0, w1 = job.join("w0"), job.join("w1")

@@ -206,7 +206,7 @@ def test_a_suspended_job_goes_on_where_it_was(store: Store, units: dict[str, Any
 
 @pytest.mark.parametrize("staleness", [0, -1])
 def test_a_paused_job_commits_nothing_until_it_goes_on(store: Store, staleness: int) -> None:
-    job = store.create_job("job", PARAMS, workers=1, staleness=staleness, max_pending=2, **PATIENT)
+    job = store.create_job("job", PARAMS, workers=1, staleness=staleness, **PATIENT)
     with aggregating(job), job.join() as session:
         session.pull()
         session.push(GRADIENT)

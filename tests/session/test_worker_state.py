@@ -32,7 +32,7 @@ def step(session: kvps.Session) -> None:
 @pytest.mark.contract
 def test_a_state_is_as_old_as_the_clock_of_the_copy_that_comes_back(store: Store) -> None:
     """Committed or still waiting, and whatever the copy before had not pushed. A checkpoint has what is committed."""
-    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    job = store.create_job("job", PARAMS, staleness=7, **PATIENT)
     first = job.join("w0")
     assert first.state == {}
     with aggregating(job):
@@ -102,7 +102,7 @@ def test_a_push_that_a_full_server_refused_brings_its_state_once(store: Store) -
 
 def _with_a_state(store: Store) -> tuple[kvps.Job, kvps.Session]:
     """Return a worker that is about to push, and has a state."""
-    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    job = store.create_job("job", PARAMS, staleness=7, **PATIENT)
     session = job.join("w0")
     session.pull()
     session.state["done"] = 1
@@ -117,7 +117,7 @@ def _is_there_once(job: kvps.Job, session: kvps.Session) -> None:
 @pytest.mark.contract
 def test_the_state_of_what_is_rejected_comes_with_the_workers_next_contribution(store: Store) -> None:
     """It was sent, and has not changed since. Another incarnation goes on from what is committed."""
-    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    job = store.create_job("job", PARAMS, staleness=7, **PATIENT)
     session = job.join("w0")
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
@@ -184,7 +184,7 @@ def test_a_state_is_as_old_as_its_clock_where_a_later_contribution_is_committed_
 
 @pytest.mark.contract
 def test_only_what_has_changed_travels(store: Store) -> None:
-    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    job = store.create_job("job", PARAMS, staleness=7, **PATIENT)
     session = job.join("w0")
     step(session)
     session.pull()
@@ -221,7 +221,7 @@ def test_a_state_that_cannot_travel_is_refused_and_nothing_is_pushed(store: Stor
 
 def test_a_round_that_nobody_has_pushed_keeps_no_server_busy(store: Store) -> None:
     """A worker may write its own entry: a script that counted down from there would never end."""
-    job = store.create_job("job", PARAMS, staleness=-1, max_pending=8, **PATIENT)
+    job = store.create_job("job", PARAMS, staleness=7, **PATIENT)
     step(job.join("w0"))
     keys, client = job.access.keys, job.access.client
     entry = json.loads(client.call("HGET", keys.workers, "w0"))

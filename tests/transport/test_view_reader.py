@@ -233,7 +233,7 @@ def test_who_missed_a_few_versions_adds_them_and_who_missed_more_reads_all(store
 @pytest.mark.slow
 def test_a_view_takes_no_more_memory_than_it_needs(store: Store, raw: Any) -> None:
     """No bytes of old views stay: not while a job runs, not after a holder that was killed, not at the end."""
-    job = made(store, "int8", workers=1, max_pending=1)
+    job = made(store, "int8", workers=1)
 
     def stored(kind: str) -> int:
         return len({key.split(b":")[-2] for key in raw.scan_iter(f"{job.access.keys.slot(0)}{kind}:*")})

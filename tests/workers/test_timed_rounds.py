@@ -239,7 +239,7 @@ def test_what_came_late_and_was_dropped_does_not_count(store: Store, each: Each)
 
 
 def test_sums_are_exact_up_to_what_lua_can_hold(store: Store, each: Each) -> None:
-    job = each_job(store, workers=1, max_pending=100, staleness=-1)
+    job = each_job(store, workers=1, staleness=2)
     ones = {"x": np.ones(SAMPLES, np.float32)}
     with job.join("w0") as session:
         entry = json.loads(job.access.client.call("HGET", job.access.keys.workers, "w0"))

@@ -40,7 +40,7 @@ def _fill(store: Store, room: int) -> None:
 @pytest.mark.slow
 def test_a_server_full_of_gradients_drains_by_itself(impatient: Store) -> None:
     """There is no room to stage a version, until the reserve is given up. Again and again."""
-    job = impatient.create_job("job", BIG, staleness=50, max_pending=8, transport="redis", **SUM)
+    job = impatient.create_job("job", BIG, staleness=7, transport="redis", **SUM)
     aggregator = Aggregator(job, threading.Event())
     aggregator.hold()
     aggregator.sweep()

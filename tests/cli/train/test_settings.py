@@ -105,7 +105,7 @@ def test_numbers_of_workers_that_cannot_be_are_refused_in_one_line(workers: str,
 def test_a_task_trains_in_rounds_of_units_whatever_the_number_of_workers() -> None:
     one, many = (settings_of(TaskOptions, line).job_config("d", load_task("digits")) for line in ("-w 1", "-w 7 -s 0"))
     assert (one.units, one.units_per_epoch, one.units_per_round) == (1350, 45, 6)
-    assert replace(many, workers=1, max_pending=one.max_pending) == one
+    assert replace(many, workers=1) == one
     config = settings_of(TaskOptions, "--units-per-round 3 -s 2 --local-steps 4").job_config("d", load_task("digits"))
     assert (config.units, config.units_per_epoch, config.units_per_round) == (338, 0, 3)
 
@@ -124,7 +124,6 @@ def test_a_task_trains_in_rounds_of_units_whatever_the_number_of_workers() -> No
         ),
         ("--local-steps 4 --inner-optimizer adam", "the inner adam"),
         ("--local-steps 4 --fragments 2", "fragments are for workers with data of their own"),
-        ("--max-pending 2", "max_pending must be 0 or at least 6"),
     ],
 )
 def test_each_worker_has_its_own_part_where_a_setting_needs_it_and_a_line_says_which(
