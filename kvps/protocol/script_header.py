@@ -23,7 +23,7 @@ begins.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _KEY = re.compile(r"(?P<name>\w+)(?:\((?P<of>\w+|\*)\))?(?P<given>\.\.\.)?(?::(?P<type>\w+)(?P<rare>\??))?")
@@ -105,15 +105,13 @@ class Header(NamedTuple):
         return self._checked_types() + self._named_lists() + self._named_arguments()
 
     def guarded(self, code: str) -> str:
-        """Return the code of a script so that a read of a key of another type is answered as `opening` answers it."""
-        read = [(i, key.type) for i, key in enumerate(self.keys, 1) if key.name in self.reads]
-        if not read:
+        """Return the code of a script so that, if it fails because a key has another type, it answers which."""
+        typed = [(number, key) for number, key in self._typed() if not key.many]
+        if not typed:
             return code
-        places, types = ", ".join(f"KEYS[{i}]" for i, _ in read), ", ".join(repr(type_) for _, type_ in read)
         return (
             f"local function run()\n{code}\nend\nlocal ran, answer = pcall(run)\nif ran then return answer end\n"
-            f"local types = {{ {types} }}\nfor i, key in ipairs({{ {places} }}) do\n"
-            f"  local want = types[i]\n{_REFUSAL}end\nerror(answer, 0)\n"
+            f"{_check(typed)}error(answer, 0)\n"
         )
 
     def placed(self, code: str) -> str:
@@ -136,28 +134,24 @@ class Header(NamedTuple):
                 lua += f"for i, key in ipairs(keys.{key.name}) do\n  local want = {key.type!r}\n{_REFUSAL}end\n"
         return lua
 
-    def _checked_types(self) -> str:
-        read, typed, rare = ([key.type for key in keys] for keys in self._kinds())
-        assert read + typed + rare == [key.type for key in self.keys[: len(read + typed + rare)]], (
-            "keys with a type come first: those that are read before all writes, others, rare ones"
-        )
-        lua = _check(typed, len(read)) if typed else ""
-        if rare:
-            first = len(read + typed) + 1
-            present = f"redis.call('EXISTS', unpack(KEYS, {first}, {first + len(rare) - 1}))"
-            lua += f"if {present} > 0 then\n{_check(rare, first - 1)}end\n"
-        return lua
+    def _typed(self) -> list[tuple[int, Key]]:
+        """Return the keys with a type, each with its place, from 1."""
+        return [(number, key) for number, key in enumerate(self.keys, 1) if key.type]
 
-    def _kinds(self) -> tuple[list[Key], list[Key], list[Key]]:
-        """Return the keys with a type: those that are read before all writes, others that are always there, rare
-        ones."""
-        typed = [key for key in self.keys if key.type and not key.many]
-        others = [key for key in typed if key.name not in self.reads]
-        return (
-            [key for key in typed if key.name in self.reads],
-            [key for key in others if not key.is_rare],
-            [key for key in others if key.is_rare],
-        )
+    def _checked_types(self) -> str:
+        typed = [(number, key) for number, key in self._typed() if not key.many and key.name not in self.reads]
+        streams = [number for number, key in typed if key.type == "stream" and not key.is_rare]
+        others = [(number, key) for number, key in typed if key.type != "stream" and not key.is_rare]
+        rare = [(number, key) for number, key in typed if key.is_rare]
+        lua = ""
+        if streams:  # one call for all of them, which reads nothing
+            ends = ", ".join(["'$'"] * len(streams))
+            lua += f"redis.call('XREAD', 'count', 1, 'streams', {_places(streams)}, {ends})\n"
+        if others:
+            lua += _check(others)
+        if rare:
+            lua += f"if redis.call('EXISTS', {_places(number for number, _ in rare)}) > 0 then\n{_check(rare)}end\n"
+        return lua
 
     def _named_arguments(self) -> str:
         number = len(self.arguments)
@@ -168,10 +162,16 @@ class Header(NamedTuple):
         return lua
 
 
-def _check(types: Sequence[str], behind: int) -> str:
-    """Return the Lua that checks the types of the keys behind so many others."""
-    wanted, place = ", ".join(map(repr, types)), f"{behind} + i" if behind else "i"
-    return f"for i, want in ipairs({{ {wanted} }}) do\n  local key = KEYS[{place}]\n{_REFUSAL}end\n"
+def _places(numbers: Iterable[int]) -> str:
+    return ", ".join(f"KEYS[{number}]" for number in numbers)
+
+
+def _check(keys: Sequence[tuple[int, Key]]) -> str:
+    """Return the Lua that checks the types of these keys."""
+    wanted = ", ".join(repr(key.type) for _, key in keys)
+    places = _places(number for number, _ in keys)
+    each = f"for i, key in ipairs({{ {places} }}) do\n  local want = wanted[i]\n{_REFUSAL}end\n"
+    return f"local wanted = {{ {wanted} }}\n{each}"
 
 
 def split_header(text: str) -> tuple[str, str]:

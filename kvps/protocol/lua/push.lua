@@ -3,7 +3,7 @@
 -- KEYS version:hash config:hash workers:hash clock:hash skip:hash
 -- KEYS heartbeat:zset inbox:stream trace(worker):stream commits:stream pushed:zset rounds:zset losses:hash
 -- KEYS units:hash? taken_units:zset? free_units:zset? states:hash? plan never
--- READS version config workers clock skip
+-- READS version config workers clock skip rounds heartbeat
 -- ARGV job worker incarnation seq base weight digests history unit mode part lacks state traces...
 --   base: the version that it was computed on
 --   weight: 0 counts as zeros
@@ -49,8 +49,8 @@ if rounds then
   local state = redis.call('HGET', keys.units, unit) -- a unit that is committed has none
   if not state or state:find(' pushed', 1, true) then
     entry.accepted, entry.late, entry.dropped, entry.unit = seq, seq, (entry.dropped or 0) + 1, nil
-    write_worker(worker, entry)
     redis.call('ZADD', keys.heartbeat, now_ms(), worker)
+    write_worker(worker, entry)
     log_entry('duplicate', 'unit', unit, 'worker', worker, 'incarnation', incarnation, 'seq', digits(seq))
     return { 'DUPLICATE', version }
   end
@@ -61,8 +61,8 @@ if not rounds and is_over(run, staleness, quorum, whole(version), entry.round) t
 -- An open plan has closed the round, too: what it does not have would wait for the next one.
 if late == 'drop' and (base < whole(version) or redis.call('EXISTS', keys.plan) == 1) then
   entry.accepted, entry.late, entry.dropped = seq, seq, (entry.dropped or 0) + 1
-  write_worker(worker, entry)
   redis.call('ZADD', keys.heartbeat, now_ms(), worker)
+  write_worker(worker, entry)
   return { 'LATE', version }
 end
 local clock = tonumber(redis.call('HGET', keys.clock, worker) or '0')
@@ -70,11 +70,13 @@ local pending = entry.round - clock - tonumber(redis.call('HGET', keys.skip, wor
 if pending >= whole(max_pending) then return { 'FULL', pending } end
 -- In BSP with a quorum this worker skips the rounds made without it, unless something waits: a skip would commit that.
 local missed = staleness == '0' and quorum ~= '0' and pending == 0 and base - entry.round or 0
+local now, committed = now_ms(), missed > 0 and redis.call('ZSCORE', keys.rounds, worker) or 0
+redis.call('ZADD', keys.heartbeat, now, worker)
 if missed > 0 then
   move_state(worker, entry.round + 1, base + 1)
   entry.round = base
   redis.call('HINCRBY', keys.skip, worker, missed)
-  redis.call('ZINCRBY', keys.rounds, missed, worker)
+  redis.call('ZADD', keys.rounds, committed + missed, worker)
 end
 entry.accepted, entry.acked, entry.round = seq, clock + pending + 1, entry.round + 1
 if local_steps == 'auto' then add_weight(entry, weight_number, whole(max_pending)) end
@@ -82,7 +84,6 @@ local round = digits(entry.round)
 -- This text goes into the plan and the log as it is: no script takes it apart and puts it together again.
 local text = table.concat({ worker, incarnation, digits(seq), round, digits(base), weight, entry.unit or '-',
   digests, part ~= '' and part or nil }, ' ') .. (lacks ~= '' and ' lacks:' .. lacks or '')
-local now = now_ms()
 local fields = { 'rank', digits(entry.rank), 'round', round, 'arrived', digits(now), 'contribution', text }
 local taken = entry.unit and note_pushed(worker, entry.unit)
 if rounds then
@@ -93,7 +94,6 @@ redis.call('XADD', keys.inbox, '*', unpack(fields))
 entry.unit, entry.residual = nil, nil
 if state ~= '' then redis.call('HSET', keys.states, waiting(worker, entry.round), state) end
 write_worker(worker, entry)
-redis.call('ZADD', keys.heartbeat, now, worker)
 redis.call('ZADD', keys.pushed, round, worker)
 append_traces(keys.trace, traces, whole(workers), keys.losses)
 local more = not rounds or more_units(rounds, whole(version))

@@ -4,7 +4,7 @@
 -- KEYS version:hash plan:hash ready:hash term(shard):string
 -- KEYS config:hash clock:hash skip:hash inbox:stream commits:stream rounds:zset turns:stream
 -- KEYS pin:string? units:hash? free_units:zset? taken_units:zset? draining:zset? states:hash? never
--- READS version plan ready term
+-- READS version plan ready term config rounds
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
@@ -28,6 +28,9 @@ if next_version ~= whole(committed) + 1 or present_head ~= head or open_head ~= 
 local mine = term .. ' ' .. digest
 local before = redis.call('HGET', keys.ready, shard)
 if before and before ~= mine then return { 'DIGEST', before } end
+local staleness, max_pending, quorum, units = unpack(redis.call('HMGET', keys.config,
+  'staleness', 'max_pending', 'quorum', 'units'))
+local lowest = lowest_round()
 
 redis.call('HDEL', keys.ready, shard) -- first, since it is allowed when memory is full; only a commit frees memory
 redis.call('HSET', keys.ready, shard, mine)
@@ -45,13 +48,11 @@ end
 
 -- Plan and shards are logged letter by letter as they are hashed, so that anyone can hash them again.
 local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, ',')
-local plan, lowest = cjson.decode(text), lowest_round()
+local plan = cjson.decode(text)
 local given_back, highest, before_rejected = end_rounds(plan.rejected, keys.skip, tonumber(furthest))
 pass_states_on(plan.rejected, before_rejected, version)
 local done, furthest_now, before_done = end_rounds(plan.contributions, keys.clock, highest)
 commit_states(plan.contributions, before_done, version)
-local staleness, max_pending, quorum, units = unpack(redis.call('HMGET', keys.config,
-  'staleness', 'max_pending', 'quorum', 'units'))
 local in_unit_rounds = unit_rounds(units, staleness) ~= nil
 if in_unit_rounds then -- what a version of units leaves out is left out for good, or its round would never be whole
   for _, unit in ipairs(given_back) do done[#done + 1] = unit end
