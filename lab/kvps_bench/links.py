@@ -1,12 +1,15 @@
-"""`kvps_bench links`: rounds over hosts whose links have a given rate, in turns with an all-reduce on the same links.
+"""`kvps_bench links`: rounds over hosts whose links have a given rate, and the bytes that pass over them.
 
 On one host bytes cost almost nothing. Between hosts they are what a round waits for: so the bytes on each link are
-counted, beside the least that each way of doing a round must send.
+counted, beside the least that must pass there. Each host has a worker, a node of a cluster, and an aggregator near it.
 """
 
 from __future__ import annotations
 
 import secrets
+import signal
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,36 +17,52 @@ from typing import Any, NamedTuple
 
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE
+from kvps.connection.slots import Address
+from kvps.machine.paths import server_program
 from kvps.optim import SGD
+from kvps.server.data_host import DataHost
 from kvps_bench.crew import Member, Place, crew, together
 from kvps_bench.hosts import Host, Network, NoHosts
-from kvps_bench.layouts import LAYOUTS, Ground
-from kvps_bench.result import NOT_INSTALLED, Bar, Figures, Result, Row, machine
+from kvps_bench.result import Bar, Figures, Result, Row, machine
 from kvps_bench.roles import LR, Aggregator, Role, Worker, model
-from kvps_bench.round import GLOO, NEAR_GLOO, check_weights, has_torch
+from kvps_bench.round import check_weights
 from kvps_bench.turns import Case, Ratio, Times, in_turns
 
 _ROUNDS = 2
-_GLOO_PORT = 6401
-_BAR = 15
+_PORT = 6402
+_BAR, _MOST_RATIO = 15, 1.05
 MOST_WORKERS = 100
 
 
 class Setting(NamedTuple):
-    """How arrays are sent, and the most that a round may take, as a multiple of the all-reduce's time."""
+    """How arrays are sent."""
 
     gradient_format: str
     weight_format: str
-    limit: float | None = None
     exact: bool = True  # whether the weights after any number of rounds are known
+
+    def least(self, workers: int, nbytes: int) -> float:
+        """Return the bytes that must pass over each link in each direction: a host has an equal part of the shards, so
+        the others' gradients and weights of that part pass, and its own of theirs."""
+        items = nbytes // DTYPE.itemsize
+        each = sum(format_of(name).nbytes(items) for name in (self.gradient_format, self.weight_format))
+        return (workers - 1) / workers * each
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "fp32": Setting("fp32", "fp32", 1.3),
-    "bf16 both ways": Setting("bf16", "bf16", 0.7),
-    "int8 both ways": Setting("int8", "int8", 0.4, exact=False),
+    "fp32": Setting("fp32", "fp32"),
+    "bf16 both ways": Setting("bf16", "bf16"),
+    "int8 both ways": Setting("int8", "int8", exact=False),
     "topk:0.01, weights in bf16": Setting("topk:0.01", "bf16", exact=False),
 }
+_NOTES = (
+    "Hosts are namespaces of this machine, each with a link that `tc` holds to the rate in each direction. All of them "
+    "share the cores of this machine. Each has a worker, a node of a cluster, and an aggregator near that, which has "
+    "the shard of that node.",
+    "In and out are MB a round on the link that had most, as its interface counted them. Least is what must pass "
+    "there: (W - 1) / W of the gradient and of the weights in each direction.",
+    "Gradients are constants, and all of them are sent; topk chooses among equals.",
+)
 
 
 class Actors:
@@ -59,6 +78,13 @@ class Actors:
     def ask(self, name: str, method: str, *arguments: Any) -> Any:
         """Have a role's method called, and return its result."""
         return getattr(self._roles[name], method)(*arguments)
+
+    def form(self, addresses: Sequence[str]) -> None:
+        """Make one cluster of the nodes on hosts, which only a process on a host can reach."""
+        first, *others = (Address(address, _PORT) for address in addresses)
+        DataHost(first, None).come(None)
+        for node in others:
+            DataHost(node, None).come(first)
 
     def close(self) -> None:
         for role in self._roles.values():
@@ -94,67 +120,68 @@ class Counter:
         self.rounds += len(took)
         return took
 
-    def figures(self) -> Figures:
-        """Return the MB a round on the link that had most, in each direction."""
-        sent, received = (max(way) / self.rounds / 1e6 for way in zip(*self._sums, strict=True))
-        return {"in_mb": round(received, 1), "out_mb": round(sent, 1)}
+    @property
+    def bytes(self) -> tuple[float, float]:
+        """The bytes a round that came in and went out on the link that had most."""
+        sent, received = (max(way) / self.rounds for way in zip(*self._sums, strict=True))
+        return received, sent
 
 
 @contextmanager
-def _kvps(
-    ground: Ground, aggregators: list[Member], workers: list[Member], setting: Setting, nbytes: int, rounds: int
+def _cluster(hosts: Sequence[Host]) -> Iterator[list[str]]:
+    """Start a node on each host, and make one cluster of them; yield their HOST:PORT."""
+    with ExitStack() as stack:
+        for host in hosts:
+            stack.enter_context(_node(host))
+        (founder,) = stack.enter_context(crew((hosts[0], Actors)))
+        founder("form", [host.address for host in hosts])
+        yield [f"{host.address}:{_PORT}" for host in hosts]
+
+
+@contextmanager
+def _node(host: Host) -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="kvps-bench-") as folder:
+        command = [server_program(), "--bind", host.address, "--port", str(_PORT), "--protected-mode", "no"]
+        command += ["--cluster-enabled", "yes", "--cluster-announce-ip", host.address, "--save", "", "--dir", folder]
+        process = host.start(*command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        for line in process.stdout:
+            if "Ready to accept connections" in line:
+                break
+        else:
+            raise NoHosts(f"the server on {host.name} ended with {process.wait()}")
+        process.stdout.close()  # a server that says more, and whom nobody reads, would wait for ever
+        try:
+            yield
+        finally:
+            host.signal(process, signal.SIGTERM)
+            process.wait()
+
+
+@contextmanager
+def _job(
+    near: Sequence[str], aggregators: list[Member], workers: list[Member], setting: Setting, nbytes: int, rounds: int
 ) -> Iterator[Case]:
     """Yield a case of a job's rounds; at the end, check the weights where they are known."""
-    settings = {"workers": len(workers), "shards": len(aggregators), "transport": "redis", "optimizer": SGD(lr=LR)}
-    settings |= {"gradient_format": setting.gradient_format, "weight_format": setting.weight_format}
+    url = f"redis://{near[0]}"
+    settings = {"workers": len(workers), "shards": len(near), "optimizer": SGD(lr=LR)}
+    settings |= {
+        "transport": "redis",
+        "gradient_format": setting.gradient_format,
+        "weight_format": setting.weight_format,
+    }
     keeper = secrets.token_hex(4)
-    aggregators[0]("add", keeper, Keeper, ground.url)
+    aggregators[0]("add", keeper, Keeper, url)
     job = aggregators[0]("ask", keeper, "create", nbytes, settings)
-    for number, member in enumerate(aggregators):
-        own = (None, ground.near[number]) if ground.near else ([number],)
-        member("add", job, Aggregator, ground.url, job, *own)
+    for node, member in zip(near, aggregators, strict=True):
+        member("add", job, Aggregator, url, job, None, node)
     for rank, member in enumerate(workers):
-        member("add", job, Worker, ground.url, job, rank)
+        member("add", job, Worker, url, job, rank)
     together(workers, "ask", job, "rounds", 1)  # with the first pull, which belongs to no round
     yield lambda: together(workers, "ask", job, "more_rounds", rounds)[0]
     if setting.exact:
-        near = 2.0**-8 if setting.weight_format == "bf16" else 0.0
-        check_weights(together(workers, "ask", job, "weights"), SGD(lr=LR), len(workers), near)
-
-
-@contextmanager
-def _all_reduce(hosts: Sequence[Host], nbytes: int, rounds: int) -> Iterator[Case]:
-    """Yield a case of rounds of gloo's all-reduce, a rank on each host; at the end, check the weights."""
-    from kvps_bench.gloo import GlooWorker  # PyTorch is an extra
-
-    where = (hosts[0].address, _GLOO_PORT)
-    ranks = [((rank, len(hosts)), *where, host.interface) for rank, host in enumerate(hosts)]
-    makers = [(host, GlooWorker, nbytes, 1, *each) for host, each in zip(hosts, ranks, strict=True)]
-    with crew(*makers) as members:
-        yield lambda: together(members, "rounds", rounds)[0]
-        check_weights(together(members, "weights"), SGD(lr=LR), len(hosts), NEAR_GLOO)
-
-
-Key = tuple[str, str]
-"""Case and layout."""
-_GLOO: Key = (GLOO, "ring")
-
-
-class Measured(NamedTuple):
-    """What was measured on links of one rate with one number of workers; or `why` nothing was."""
-
-    gbit: float
-    workers: int
-    nbytes: int
-    keys: Sequence[Key]
-    cases: Mapping[Key, tuple[Times, Figures]]
-    why: str = ""
-
-    def over_gloo(self, key: Key) -> Ratio | None:
-        """Return how much longer a case takes than the all-reduce; None unless both were measured."""
-        if key in self.cases and _GLOO in self.cases:
-            return self.cases[key][0].over(self.cases[_GLOO][0])
-        return None
+        bits = 2.0**-8 if setting.weight_format == "bf16" else 0.0
+        check_weights(together(workers, "ask", job, "weights"), len(workers), bits)
 
 
 def measure(
@@ -162,98 +189,50 @@ def measure(
     nbytes: int,
     workers: Sequence[int],
     gbits: Sequence[float],
-    layouts: Sequence[str],
     turns: int,
     quick: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Result:
-    """Measure rounds of `nbytes` over each layout, number of workers, and rate in Gbit/s."""
+    """Measure rounds of `nbytes` with each number of workers over links of each rate in Gbit/s."""
     rows: list[Row] = []
     bars: list[Bar] = []
-    keys = [(f"kvps, {case}", layout) for layout in layouts for case in SETTINGS] + [_GLOO]
     for gbit in gbits:
         for count in workers:
             say(f"{gbit:g} Gbit/s, {count} workers")
-            measured = Measured(gbit, count, nbytes, keys, {})
+            why, measured = "", dict[str, tuple[Times, Counter]]()
             try:
-                cases = _measured(nbytes, count, gbit, layouts, turns, 1 if quick else _ROUNDS)
-                measured = measured._replace(cases=cases)
+                measured = _measured(nbytes, count, gbit, turns, 1 if quick else _ROUNDS)
             except NoHosts as refused:
-                measured = measured._replace(why=str(refused))
-            rows += [_row(measured, key) for key in keys]
-            bars += [_bar(measured, key) for key in keys if key != _GLOO]
+                why = str(refused)
+            for case, setting in SETTINGS.items():
+                about = {"gbit": gbit, "workers": count, "mb": nbytes / 1e6}
+                what = f"{gbit:g} Gbit/s, {nbytes / 1e6:g} MB, {count} workers: bytes over the least, {case}"
+                if why:
+                    rows.append(Row(case, "tcp", about, why=why))
+                    bars.append(Bar(_BAR, what, True, _MOST_RATIO, None, why))
+                    continue
+                times, counter = measured[case]
+                least = setting.least(count, nbytes)
+                rows.append(Row(case, "tcp", about, times, _figures(counter, least, times, measured["fp32"][0])))
+                ratio = Ratio.of([moved / least for moved in counter.bytes])
+                bars.append(Bar(_BAR, what, True, _MOST_RATIO, ratio))
     return Result("links", turns, rows, bars, machine(place.store.client), _NOTES)
 
 
-_NOTES = (
-    "Hosts are namespaces of this machine, each with a link that `tc` holds to the rate in each direction. All of them "
-    "share the cores of this machine.",
-    "apart: server and aggregator are on a host of their own. beside: the server is beside the first worker, and each "
-    "worker has an aggregator beside it, which has one shard; all bytes pass through that one server. cluster: each "
-    "worker has a node of a cluster beside it, and an aggregator near that, which has the shard of that node.",
-    "In and out are MB a round on the link that had most, as its interface counted them. Least is what must pass "
-    "there: W gradients in and W times the weights out if apart, "
-    "2 (W - 1) / W of the gradient in each direction for a ring and for a cluster. Where weights are pulled in "
-    "bf16, an aggregator beside a worker sends the server the fp32 weights too.",
-    "Gradients are constants, and all of them are sent; topk chooses among equals.",
-)
+def _figures(counter: Counter, least: float, times: Times, fp32: Times) -> Figures:
+    received, sent = (round(moved / 1e6, 1) for moved in counter.bytes)
+    over = round(times.over(fp32).median, 3)
+    return {"in_mb": received, "out_mb": sent, "least_mb": round(least / 1e6, 1), "over_fp32": over}
 
 
-def _measured(
-    nbytes: int, workers: int, gbit: float, layouts: Sequence[str], turns: int, rounds: int
-) -> dict[Key, tuple[Times, Figures]]:
-    cases: dict[Key, Counter] = {}
-    with Network(workers + 1, gbit * 1e9) as hosts, ExitStack() as stack:
-        grounds = {name: stack.enter_context(LAYOUTS[name].opened(hosts)) for name in layouts}
-        working = stack.enter_context(crew(*((host, Actors) for host in hosts[:-1])))
-        for name, ground in grounds.items():
-            serving = stack.enter_context(crew(*((host, Actors) for host in ground.aggregators)))
-            for case, setting in SETTINGS.items():
-                running = _kvps(ground, serving, working, setting, nbytes, rounds)
-                cases[f"kvps, {case}", name] = Counter(hosts, stack.enter_context(running))
-        if has_torch():
-            cases[_GLOO] = Counter(hosts, stack.enter_context(_all_reduce(hosts[:-1], nbytes, rounds)))
-        times = in_turns(cases, turns)
-    return {key: (each, cases[key].figures()) for key, each in times.items()}
-
-
-def _row(measured: Measured, key: Key) -> Row:
-    settings: Figures = {
-        "gbit": measured.gbit,
-        "workers": measured.workers,
-        "mb": measured.nbytes / 1e6,
-        "layout": key[1],
-    }
-    if key not in measured.cases:
-        return Row(key[0], "tcp", settings, why=measured.why or NOT_INSTALLED)
-    times, counted = measured.cases[key]
-    least_in, least_out = _least(key, measured.workers, measured.nbytes)
-    more = {
-        "in_mb": counted["in_mb"],
-        "least_in_mb": round(least_in / 1e6, 1),
-        "out_mb": counted["out_mb"],
-        "least_out_mb": round(least_out / 1e6, 1),
-    }
-    if ratio := measured.over_gloo(key):
-        more["over_gloo"] = round(ratio.median, 3)
-    return Row(key[0], "tcp", settings, times, more)
-
-
-def _least(key: Key, workers: int, nbytes: int) -> tuple[float, float]:
-    if key == _GLOO:
-        ring = 2 * (workers - 1) / workers * nbytes
-        return ring, ring
-    setting, items = _setting(key), nbytes // DTYPE.itemsize
-    sizes = [float(format_of(name).nbytes(items)) for name in (setting.gradient_format, setting.weight_format)]
-    return LAYOUTS[key[1]].least(workers, *sizes)
-
-
-def _bar(measured: Measured, key: Key) -> Bar:
-    case, layout = key
-    limit = _setting(key).limit if LAYOUTS[layout].limits else None
-    setting = f"{measured.gbit:g} Gbit/s, {measured.nbytes / 1e6:g} MB, {measured.workers} workers, {layout}"
-    return Bar(_BAR, f"{setting}: {case} over {GLOO}", True, limit, measured.over_gloo(key), measured.why)
-
-
-def _setting(key: Key) -> Setting:
-    return SETTINGS[key[0].removeprefix("kvps, ")]
+def _measured(nbytes: int, workers: int, gbit: float, turns: int, rounds: int) -> dict[str, tuple[Times, Counter]]:
+    counters: dict[str, Counter] = {}
+    with Network(workers, gbit * 1e9) as hosts, ExitStack() as stack:
+        near = stack.enter_context(_cluster(hosts))
+        serving = stack.enter_context(crew(*((host, Actors) for host in hosts)))
+        working = stack.enter_context(crew(*((host, Actors) for host in hosts)))
+        for case, setting in SETTINGS.items():
+            running = _job(near, serving, working, setting, nbytes, rounds)
+            counters[case] = Counter(hosts, stack.enter_context(running))
+        times = in_turns(counters, turns)
+    return {case: (each, counters[case]) for case, each in times.items()}

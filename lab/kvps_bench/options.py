@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import typer
 from kvps_cli.options import SharedOptions
@@ -16,9 +16,10 @@ from rich.table import Table
 from kvps.errors import InvalidSetting
 from kvps_bench import result
 from kvps_bench.crew import Place, place
+from kvps_bench.round import Setting
 
 TURNS, QUICK_TURNS = 7, 2
-FEW_TURNS = 3  # of a bench that takes minutes
+_MOST = 4096
 WITH_SHM = ("tcp", "unix", "shm")
 
 Size = Annotated[float, typer.Option(metavar="MB", help="Size of the model.")]
@@ -39,17 +40,6 @@ class OnOwnServer(SharedOptions):
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False
     transports: str | None = field(init=False, default="unix")
     redis: str | None = field(init=False, default=None)
-    usual_turns: ClassVar[tuple[int, int]] = TURNS, QUICK_TURNS
-
-
-@dataclass
-class InFewTurns(OnOwnServer):
-    """The same of a bench that takes minutes."""
-
-    turns: Annotated[
-        int | None, typer.Option("--turns", metavar="N", help=f"Turns that each case has.  (default: {FEW_TURNS})")
-    ] = None
-    usual_turns = FEW_TURNS, 1
 
 
 @dataclass
@@ -61,7 +51,7 @@ class OnAnyServer(OnOwnServer):
         typer.Option(
             "--transport",
             metavar="NAME,...",
-            help="tcp or unix; round, scale and readers know shm too.  (default: all of them)",
+            help="tcp or unix; round, units and readers know shm too.  (default: all of them)",
         ),
     ] = None
     redis: Annotated[
@@ -74,7 +64,7 @@ class OnAnyServer(OnOwnServer):
 
 def measured(measure: Measure, how: OnOwnServer, kinds: tuple[str, ...] = ("tcp", "unix")) -> None:
     """Measure over the transports asked for, on the server asked for or on a new one, and print the result."""
-    number = positive("--turns", how.usual_turns[how.quick] if how.turns is None else how.turns)
+    number = positive("--turns", (QUICK_TURNS if how.quick else TURNS) if how.turns is None else how.turns)
     asked = names("--transport", how.transports, kinds) if how.transports else None
     with place(how.redis) as where:
         there = [name for name in where.urls if name in kinds]
@@ -90,21 +80,14 @@ def measured(measure: Measure, how: OnOwnServer, kinds: tuple[str, ...] = ("tcp"
 
 def _show(figures: dict[str, Any]) -> None:
     console = Console(markup=False, emoji=False, highlight=False)
-    for table in [*result.rows_tables(figures), result.bars_table(figures)]:
-        _print_table(*table)
+    for header, cells in [*result.rows_tables(figures), result.bars_table(figures)]:
+        table = Table(*header, box=None, pad_edge=False)
+        for row in cells:
+            table.add_row(*row)
+        console.print(table)
         console.print()
     for note in figures["notes"]:
         console.print(note)
-
-
-def _print_table(title: str, header: list[str], cells: list[list[str]]) -> None:
-    console = Console(markup=False, emoji=False, highlight=False)
-    if title:
-        console.print(title)
-    table = Table(*header, box=None, pad_edge=False)
-    for row in cells:
-        table.add_row(*row)
-    console.print(table)
 
 
 # -- options --------------------------------------------------------------------------------------------------------
@@ -125,31 +108,23 @@ def numbers(option: str, text: str) -> list[float]:
         raise InvalidSetting(f"{option} must be numbers with commas between them, not {text!r}") from None
 
 
-def counts(option: str, text: str) -> list[int]:
+def counts(option: str, text: str, least: int = 1) -> list[int]:
     values = numbers(option, text)
     if not all(number.is_integer() for number in values):
         raise InvalidSetting(f"{option} must be whole numbers, not {text!r}")
-    return [positive(option, int(number)) for number in values]
+    return [positive(option, int(number), least) for number in values]
 
 
-def positive(option: str, number: int, most: int = 4096) -> int:
-    if not 1 <= number <= most:
-        raise InvalidSetting(f"{option} must be from 1 to {most}, not {number}")
+def positive(option: str, number: int, least: int = 1) -> int:
+    if not least <= number <= _MOST:
+        raise InvalidSetting(f"{option} must be from {least} to {_MOST}, not {number}")
     return number
 
 
-def stalenesses(text: str) -> list[int]:
-    values = numbers("--staleness", text)
-    for number in values:
-        if not (number.is_integer() and -1 <= number <= 1000):
-            raise InvalidSetting(f"--staleness must be whole numbers from -1 to 1000, not {text!r}")
-    return list(dict.fromkeys(int(number) for number in values))
-
-
-def seconds(option: str, seconds: float) -> float:
-    if not 0.05 <= seconds <= 3600:
-        raise InvalidSetting(f"{option} must be from 0.05 to 3600 seconds, not {seconds:g}")
-    return seconds
+def settings(mb: str, workers: str) -> list[Setting]:
+    """Return the size of a round for each pair of --mb and --workers."""
+    sizes, numbers_of_workers = list(map(bytes_of, numbers("--mb", mb))), counts("--workers", workers)
+    return [Setting(size, count) for size in sizes for count in numbers_of_workers]
 
 
 def bytes_of(mb: float) -> int:

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvps_bench.crew import Member, Place, crew, together
-from kvps_bench.replicas import running_replicas
 from kvps_bench.result import Bar, Figures, Result, Row, machine
 from kvps_bench.roles import Aggregator, Role, Worker, model, temporary_job
 from kvps_bench.round import Setting
 from kvps_bench.turns import Times, in_turns
 
 _LOOKED_AT = 64  # items of each version that a reader compares: all weights of a version are equal
-_MOST_RATIO = 1.5
+_BAR, _MOST_RATIO = 10, 1.5
+_ALONE, _READ = "alone", "read"
 
 
 class Read(NamedTuple):
@@ -58,8 +58,8 @@ class Trainer(Worker):
 class Reader(Role):
     """A reader of a job's whole model, again and again, on its own thread."""
 
-    def __init__(self, url: str, name: str, read_replicas: bool = False) -> None:
-        super().__init__(url, read_replicas)
+    def __init__(self, url: str, name: str) -> None:
+        super().__init__(url)
         self._job = self.store.job(name)
         self._over = threading.Event()
         self._reads: list[Read] = []
@@ -104,24 +104,20 @@ def measure(
     turns: int,
     quick: bool = False,
     say: Callable[[str], None] = lambda _: None,
-    replicas: int = 0,
 ) -> Result:
-    """Measure rounds without and with `count` readers over each transport, and over TCP from `replicas` too."""
+    """Measure rounds without and with `count` readers over each transport."""
     rows: list[Row] = []
     bars: list[Bar] = []
     for transport in transports:
         say(f"{count} readers, {setting.nbytes / 1e6:g} MB, {transport}")
-        crowd = _Crowd(place, transport, setting, count)
-        more, bar = _measured(crowd, turns, quick)
-        rows += more
-        bars.append(bar)
-        if replicas and transport == "tcp":
-            say(f"{count} readers, {setting.nbytes / 1e6:g} MB, {transport}, {replicas} replicas")
-            with running_replicas(place.urls[transport], replicas):
-                more, bar = _measured(crowd._replace(replicas=replicas), turns, quick)
-            rows += more
-            bars.append(bar)
-    return Result("readers", turns, rows, bars, machine(place.store.client), (*_NOTES, *([_REPLICAS] * bool(replicas))))
+        times, read = _measured(place, transport, setting, count, turns, quick)
+        for case, each, readers in (("job alone", times[_ALONE], 0), (f"job, read by {count}", times[_READ], count)):
+            more = {"readers": readers, "mean_ms": round(1000 * statistics.mean(each.seconds), 1)}
+            rows.append(Row(case, transport, setting.figures(), each, more))
+        rows.append(Row("a read meanwhile", transport, setting.figures(), read.times, read.figures))
+        what = f"a round with {count} readers over one without, {transport}"
+        bars.append(Bar(_BAR, what, True, _MOST_RATIO, times[_READ].over(times[_ALONE])))
+    return Result("readers", turns, rows, bars, machine(place.store.client), _NOTES)
 
 
 _NOTES = (
@@ -131,48 +127,18 @@ _NOTES = (
     "included. Over shm none does.",
     "Every version that was read was whole: the bench fails if the weights of one differ.",
 )
-_REPLICAS = (
-    "The replicas run on this machine, and get all that is written, gradients too: compare the cases beside replicas "
-    "with each other."
-)
 
 
-class _Crowd(NamedTuple):
-    """Who reads, and over what: `readers`, beside so many `replicas`."""
-
-    place: Place
-    transport: str
-    setting: Setting
-    readers: int
-    replicas: int = 0
-
-
-def _measured(crowd: _Crowd, turns: int, quick: bool) -> tuple[list[Row], Bar]:
-    place, transport, setting, count, replicas = crowd
-    url, sources = place.urls[transport], [False, True] if replicas else [False]
+def _measured(
+    place: Place, transport: str, setting: Setting, count: int, turns: int, quick: bool
+) -> tuple[dict[str, Times], _Reading]:
+    url = place.urls[transport]
     with temporary_job(place, transport, model(setting.nbytes), workers=setting.workers) as job:
         trainers = [(Trainer, url, job.name, rank) for rank in range(setting.workers)]
-        readers = [(Reader, url, job.name, source) for source in sources for _ in range(count)]
+        readers = [(Reader, url, job.name) for _ in range(count)]
         with crew((Aggregator, url, job.name), *trainers, *readers) as (_, *members):
-            workers, members = members[: setting.workers], members[setting.workers :]
-            groups = [members[i : i + count] for i in range(0, len(members), count)]
-            reads = [_Reading(workers, group, setting.rounds(quick)) for group in groups]
-            cases = {"alone": reads[0].alone, **{f"read {i}": read.by_all for i, read in enumerate(reads)}}
-            times = in_turns(cases, turns)
-    beside = f" beside {replicas} replicas" if replicas else ""
-    rows = [_row(f"job alone{beside}", crowd, times["alone"], 0)]
-    for i, (read, source) in enumerate(zip(reads, sources, strict=True)):
-        from_ = f" from {replicas} replicas" if source else beside
-        rows.append(_row(f"job, read by {count}{from_}", crowd, times[f"read {i}"], count))
-        rows.append(Row(f"a read meanwhile{from_}", transport, setting.figures(), read.times, read.figures))
-    ratio = times[f"read {len(reads) - 1}"].over(times["alone"])
-    where = f"{transport}, {replicas} replicas" if replicas else transport
-    return rows, Bar(10, f"a round with {count} readers over one without, {where}", True, _MOST_RATIO, ratio)
-
-
-def _row(case: str, crowd: _Crowd, times: Times, readers: int) -> Row:
-    more = {"readers": readers, "mean_ms": round(1000 * statistics.mean(times.seconds), 1)}
-    return Row(case, crowd.transport, crowd.setting.figures(), times, more)
+            read = _Reading(members[: setting.workers], members[setting.workers :], setting.rounds(quick))
+            return in_turns({_ALONE: read.alone, _READ: read.by_all}, turns), read
 
 
 class _Reading:

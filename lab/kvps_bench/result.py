@@ -14,7 +14,6 @@ import numpy as np
 from kvps.connection.client import Client
 from kvps_bench.turns import Ratio, Times
 
-NOT_INSTALLED = "not installed"
 Figures = Mapping[str, float | int | str]
 
 
@@ -54,7 +53,7 @@ class Bar:
 
     def to_dict(self) -> dict[str, Any]:
         wanted = "stated" if self.limit is None else f"{'<=' if self.at_most else '>='} {self.limit:g}"
-        measured: dict[str, Any] = self.ratio.to_dict() if self.ratio else {"not_measured": self.why or NOT_INSTALLED}
+        measured: dict[str, Any] = self.ratio.to_dict() if self.ratio else {"not_measured": self.why}
         return {"bar": self.number, "what": self.what, "wanted": wanted, **measured, "holds": self.holds}
 
 
@@ -93,11 +92,11 @@ def machine(client: Client) -> Figures:
     }
 
 
-# -- as tables: from the JSON, so that earlier results can be shown again ------------------------------------------
+# -- as tables ------------------------------------------------------------------------------------------------------
 
-Table = tuple[str, list[str], list[list[str]]]
-"""The title (the figures that are the same in all rows), the header, and the cells."""
-_TIMES = {"n", "p10_ms", "p50_ms", "p90_ms", "p99_ms", "not_measured"}
+Table = tuple[list[str], list[list[str]]]
+"""The header and the cells."""
+_TIMES = ("n", "p10_ms", "p50_ms", "p90_ms", "p99_ms", "not_measured")
 _MEDIAN = "ms, median (p10 to p90)"
 
 
@@ -109,35 +108,13 @@ def rows_tables(result: Mapping[str, Any]) -> list[Table]:
 
 def bars_table(result: Mapping[str, Any]) -> Table:
     """Return the bars of `Result.to_dict` as a table."""
-    header = ["bar", "what", "wanted", "ratio (turn by turn)", "holds"]
-    return "", header, [_bar(bar) for bar in result["bars"]]
+    return ["bar", "what", "wanted", "ratio (turn by turn)", "holds"], [_bar(bar) for bar in result["bars"]]
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    """Return a table whose title holds the figures that are the same in all rows."""
     names = list(dict.fromkeys(name for row in rows for name in row if name not in _TIMES))
-    common = {name: rows[0].get(name) for name in names if len({row.get(name) for row in rows}) == 1}
-    common.pop("case", None)
-    before = [name for name in names if name not in common and name not in _behind(rows)]
-    behind = [name for name in names if name not in common and name not in before]
-    cells = [[*(_cell(row, n) for n in before), _times(row), *(_cell(row, n) for n in behind)] for row in rows]
-    title = ", ".join(f"{_words(name)} {_cell(common, name)}" for name in common)
-    return title, [_words(name) for name in (*before, _MEDIAN, *behind)], cells
-
-
-def _behind(rows: list[dict[str, Any]]) -> set[str]:
-    """Return the names of the figures that stand behind the times in any row."""
-    out: set[str] = set()
-    for row in rows:
-        names = list(row)
-        last = max(i for i, name in enumerate(names) if name in _TIMES)
-        out |= set(names[last + 1 :])
-    return out
-
-
-def _words(name: str) -> str:
-    special = {"mb": "MB", "gb_per_s": "GB/s", "compute_ms": "ms to compute"}
-    return special.get(name, name.replace("_per_s", "/s").replace("_", " "))
+    header = [names[0], _MEDIAN, *(name.replace("_per_s", "/s").replace("_", " ") for name in names[1:])]
+    return header, [[_cell(row, names[0]), _times(row), *(_cell(row, name) for name in names[1:])] for row in rows]
 
 
 def _times(row: dict[str, Any]) -> str:

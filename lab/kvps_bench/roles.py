@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import kvps_aggregator
@@ -18,31 +17,23 @@ from kvps_aggregator.nearness import Near
 from kvps.arrays.layout import DTYPE
 from kvps.errors import JobNotFound
 from kvps.job import Job
+from kvps.optim import SGD
 from kvps.store import connect
-from kvps.transport import host_pull
 from kvps_bench.crew import Place
 
 LR = 2.0**-10  # a power of two: the weights after any number of rounds are exact, and can be checked
 
 
-def sizes(nbytes: int, tensors: int) -> list[int]:
-    """Return the items of each of `tensors` float32 arrays of `nbytes` in all, unequal as in a convolutional net."""
-    items = nbytes // DTYPE.itemsize
-    weights = np.geomspace(1, 1000, tensors) if tensors > 1 else np.ones(1)
-    out = [max(1, int(items * w / weights.sum())) for w in weights]
-    out[-1] += items - sum(out)
-    return out
-
-
-def model(nbytes: int, tensors: int = 1) -> dict[str, Any]:
-    """Return a model of zeros: `tensors` float32 arrays of `nbytes` in all."""
-    return {f"t{i}": np.zeros(size, DTYPE) for i, size in enumerate(sizes(nbytes, tensors))}
+def model(nbytes: int) -> dict[str, Any]:
+    """Return a model of zeros: one float32 array of `nbytes`."""
+    return {"w": np.zeros(nbytes // DTYPE.itemsize, DTYPE)}
 
 
 @contextmanager
 def temporary_job(place: Place, over: str, params: Mapping[str, Any], **settings: Any) -> Iterator[Job]:
-    """Yield a job under a fresh name, whose arrays go over "tcp", "unix" or "shm"; remove it after the block."""
-    settings["transport"] = "shm" if over == "shm" else "redis"
+    """Yield a job under a fresh name, whose arrays go over "tcp", "unix" or "shm"; remove it after the block. It steps
+    by SGD at the rate `LR` unless `settings` say otherwise."""
+    settings = {"optimizer": SGD(lr=LR), "transport": "shm" if over == "shm" else "redis", **settings}
     job = place.store.create_job(f"bench-{secrets.token_hex(4)}", params, **settings)
     try:
         yield job
@@ -50,23 +41,11 @@ def temporary_job(place: Place, over: str, params: Mapping[str, Any], **settings
         place.store.remove_job(job.name)
 
 
-def peak_mb() -> dict[str, float]:
-    """Return the most memory that this process has had so far, and what it has now, in MB."""
-    # Not getrusage: its peak begins with the peak of the process that started this one.
-    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-    kib = {words[0]: int(words[1]) for words in lines if words[0] in ("VmHWM:", "VmRSS:")}
-    return {"peak": kib["VmHWM:"] * 1024 / 1e6, "now": kib["VmRSS:"] * 1024 / 1e6}
-
-
 class Role:
-    """The base of all roles: a process with a store, and its memory."""
+    """The base of all roles: a process with a store."""
 
-    def __init__(self, url: str, read_replicas: bool = False) -> None:
-        self.store = connect(url, read_replicas=read_replicas)
-
-    def memory(self) -> dict[str, float]:
-        """See `peak_mb`."""
-        return peak_mb()
+    def __init__(self, url: str) -> None:
+        self.store = connect(url)
 
     def close(self) -> None:
         self.store.close()
@@ -149,14 +128,3 @@ class Worker(Role):
         with suppress(JobNotFound):
             self._session.leave()
         super().close()
-
-
-class Alone(Worker):
-    """A worker that pulls for itself, as if its server were on its own host."""
-
-    def __init__(self, url: str, job: str, rank: int) -> None:
-        far, host_pull.is_far = host_pull.is_far, lambda client: False
-        try:
-            super().__init__(url, job, rank)
-        finally:
-            host_pull.is_far = far

@@ -7,15 +7,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvps.errors import KvpsError
-
 Case = Callable[[], Sequence[float]]
 """Runs one turn; returns the seconds of each of its repetitions."""
 Key = TypeVar("Key", bound=Hashable)
-
-
-class CaseFailed(KvpsError):
-    """Raised by a case that cannot have more turns; the other cases can."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +24,6 @@ class Ratio:
     def of(cls, each: Sequence[float]) -> Ratio:
         """Return the Ratio that sums up the ratios of all turns."""
         return cls(statistics.median(each), min(each), max(each))
-
-    @property
-    def inverse(self) -> Ratio:
-        return Ratio(1 / self.median, 1 / self.greatest, 1 / self.least)
 
     def to_dict(self) -> dict[str, float]:
         return {"ratio": self.median, "least": self.least, "greatest": self.greatest}
@@ -61,11 +51,10 @@ class Times:
         high = min(low + 1, len(ordered) - 1)
         return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
-    def over(self, other: Times, q: float = 0.5) -> Ratio:
-        """Return how much longer this case took than `other`, which took turns with it, by their `q`-quantiles."""
+    def over(self, other: Times) -> Ratio:
+        """Return how much longer this case took than `other`, which took turns with it, by the medians of each turn."""
         pairs = zip(self.turns, other.turns, strict=True)
-        each = [Times((mine,)).quantile(q) / Times((its,)).quantile(q) for mine, its in pairs]
-        return Ratio.of(each)
+        return Ratio.of([statistics.median(mine) / statistics.median(its) for mine, its in pairs])
 
     def to_dict(self) -> dict[str, float | int]:
         """Return the JSON form, with times in milliseconds."""
@@ -76,19 +65,12 @@ class Times:
 def in_turns(cases: Mapping[Key, Case], turns: int, warm_up: bool = True) -> dict[Key, Times]:
     """Run every case `turns` times, one after another, so that all cases meet the same disturbances.
 
-    With `warm_up` each case first runs one more turn, which is not counted. A case that raises CaseFailed has no more
-    turns, and is not in the result.
+    With `warm_up` each case first runs one more turn, which is not counted.
     """
     seconds: dict[Key, list[tuple[float, ...]]] = {key: [] for key in cases}
     for turn in range(0 if warm_up else 1, turns + 1):
         for key, case in cases.items():
-            if key not in seconds:
-                continue
-            try:
-                took = tuple(case())
-            except CaseFailed:
-                del seconds[key]
-                continue
+            took = tuple(case())
             if turn:
                 seconds[key].append(took)
     return {key: Times(tuple(values)) for key, values in seconds.items()}

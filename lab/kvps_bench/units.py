@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from kvps.arrays.layout import DTYPE
-from kvps.optim import SGD
 from kvps_bench.crew import Member, Place, crew, together
 from kvps_bench.result import Bar, Result, Row, machine
-from kvps_bench.roles import LR, Aggregator, Worker, model, temporary_job
+from kvps_bench.roles import Aggregator, Worker, model, temporary_job
 from kvps_bench.round import Setting, check_weights
 from kvps_bench.turns import Case, Times, in_turns
 
@@ -100,7 +99,7 @@ def _measured(place: Place, transport: str, setting: Setting, turns: int, quick:
     crews: dict[str, list[Member]] = {}
     with ExitStack() as stack:
         for case, worker in _WORKERS.items():
-            settings: dict[str, Any] = {"workers": setting.workers, "optimizer": setting.optimizer}
+            settings: dict[str, Any] = {"workers": setting.workers}
             if worker is UnitWorker:
                 settings |= {"units": _UNITS // setting.workers * setting.workers, "units_per_round": setting.workers}
             job = stack.enter_context(temporary_job(place, transport, model(setting.nbytes), **settings))
@@ -109,7 +108,7 @@ def _measured(place: Place, transport: str, setting: Setting, turns: int, quick:
         cases: dict[str, Case] = {case: partial(_turn, members, rounds) for case, members in crews.items()}
         times = in_turns(cases, turns)
         for members in crews.values():
-            check_weights(together(members, "weights"), SGD(lr=LR), setting.workers, 0)
+            check_weights(together(members, "weights"), setting.workers)
         return times
 
 
