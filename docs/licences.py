@@ -13,7 +13,6 @@ BROUGHT_BY = (
     "",
     "embedded",
     "demo",
-    "simulate",
     "monitor",
     "tensorboard",
     "torch",

@@ -63,7 +63,7 @@ def test_the_wheel_trains_in_an_empty_environment(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         pages = {name: archive.read(name) for name in names if "/dashboard/static/" in name}
-    packages = {"kvps", "kvps_aggregator", "kvps_cli", "kvps_monitor", "kvps_simulate", "kvps_workers"}
+    packages = {"kvps", "kvps_aggregator", "kvps_cli", "kvps_monitor", "kvps_workers"}
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == packages
     typed = ("kvps", "kvps_aggregator", "kvps_workers")  # type checkers take the rest for Any
     assert {"kvps/protocol/lua/push.lua", *(f"{name}/py.typed" for name in typed)} <= set(names)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from kvps.errors import UsageError
 from kvps_cli import server_options
 
 
@@ -60,7 +61,6 @@ _TABLE = {
     "acl": _Entry("Server", "serve.acl:acl"),
     "cli": _Entry("Server", "serve.server:cli", {"allow_extra_args": True, "ignore_unknown_options": True}),
     "server": _Entry("Server", "serve.server:app"),
-    "simulate": _Entry("Plan", "plan.simulate:simulate"),
 }
 
 
@@ -73,6 +73,15 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Say what takes the place of a command that kvps no longer has. Raises UsageError."""
+        if args and args[0] not in _TABLE:
+            from kvps.config.gone import GONE
+
+            if instead := GONE.get(f"kvps {args[0]}"):
+                raise UsageError(f"there is no kvps {args[0]} any more: {instead}")
+        return super().resolve_command(ctx, args)
 
 
 class _LoadedCommands(Mapping[str, Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 GONE = {
+    "kvps simulate": "python -m kvps_simulate in a clone of kvps",
     "topology": "give the settings that the name stood for, as docs/other-systems.md lists them; bsp is --staleness 0 "
     "--data static",
     "max_pending": "kvps chooses it: 1 in BSP, N + 1 in SSP, 2 in ASP, and the units of all open rounds",
@@ -13,7 +14,7 @@ GONE = {
     "mirror_every": "an aggregator gives Redis the weights once a second, when it ends, and with each checkpoint",
     "spans": "workers and aggregators always record how long their phases take",
 }
-"""Name of a setting, as in Python -> what to do instead."""
+"""Name of a setting, as in Python, or of a command, as it was typed -> what to do instead."""
 
 UNUSED = {"delay_compensation": "0", "delay_versions": "0", "partition": "task", "push_every": "1"}
 """Name of a setting -> its text in the config hash of a job that did not use it. Such a job goes on."""

@@ -33,6 +33,7 @@ COMMANDS = typer.main.get_command(app).list_commands(typer.Context(typer.main.ge
         (["up", "digits", "--redis", "http://x"], "redis://"),
         (["up"], "TASK"),
         (["upp", "digits"], "upp"),
+        (["simulate", "--workers", "2"], "there is no kvps simulate any more: python -m kvps_simulate"),
         (["up", "digits", "--no-such"], "--no-such"),
         (["run", "--topology", "bsp", "--", "true"], "there is no --topology any more: give the settings"),
         (["up", "digits", "--aggregators", "65"], "--aggregators"),
@@ -87,8 +88,8 @@ def test_version(home: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"kvps {metadata.version('kvps')}\n", "")
 
 
-_PACKAGES = {"kvps_aggregator", "kvps_workers", "kvps_monitor", "kvps_simulate", "numpy", "redis", "rich", "rq"}
-_PACKAGES |= {"textual", "starlette", "simpy", "sklearn", "matplotlib", "ml_dtypes", "cupy", "torch"}
+_PACKAGES = {"kvps_aggregator", "kvps_workers", "kvps_monitor", "numpy", "redis", "rich", "rq"}
+_PACKAGES |= {"textual", "starlette", "sklearn", "matplotlib", "ml_dtypes", "cupy", "torch"}
 _EACH = {"numpy", "redis", "ml_dtypes"}  # what talks to a server, in arrays
 _LOADED = {
     "worker": _EACH | {"kvps_workers"},
@@ -96,7 +97,6 @@ _LOADED = {
     "jobs": _EACH | {"kvps_monitor", "rich"},
     "top": _EACH | {"kvps_monitor", "rich"},
     "submit": _EACH | {"kvps_workers", "rich", "rq"},
-    "simulate": {"numpy", "ml_dtypes", "kvps_simulate", "rich"},
     "server": _EACH,
 }
 
@@ -126,7 +126,7 @@ WITHOUT = """
 import sys
 from kvps_cli import app
 for library, *command in (
-    ("prometheus_client", "metrics"), ("starlette", "dashboard"), ("uvicorn", "dashboard"), ("simpy", "simulate"),
+    ("prometheus_client", "metrics"), ("starlette", "dashboard"), ("uvicorn", "dashboard"),
     ("textual", "top"), ("pynvml", "top"), ("matplotlib", "timeline", "j", "-o", "run.svg"),
     ("perfetto", "timeline", "j", "-o", "run.svg"),
 ):
@@ -148,7 +148,6 @@ def test_without_an_extra_a_command_says_what_to_install(store: Store) -> None:
         "prometheus_client InvalidSetting metrics need prometheus-client: pip install '.[metrics]'",
         "starlette InvalidSetting kvps dashboard needs Starlette and uvicorn: pip install '.[dashboard]'",
         "uvicorn InvalidSetting kvps dashboard needs Starlette and uvicorn: pip install '.[dashboard]'",
-        "simpy InvalidSetting kvps simulate needs SimPy: pip install '.[simulate]'",
         "textual InvalidSetting kvps top needs Textual and NVML: pip install '.[top]'",
         "pynvml InvalidSetting kvps top needs Textual and NVML: pip install '.[top]'",
         "matplotlib InvalidSetting kvps timeline needs more libraries: pip install '.[timeline]'",

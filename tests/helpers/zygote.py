@@ -48,10 +48,11 @@ _ENVIRONMENT = dict(os.environ)
 # For each connection redis-py reads its version from its metadata anew, which takes a millisecond.
 redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 
-_PACKAGES = ("kvps", "kvps_aggregator", "kvps_workers", "kvps_monitor", "kvps_simulate", "kvps_cli")
+_PACKAGES = ("kvps", "kvps_aggregator", "kvps_workers", "kvps_monitor", "kvps_cli")
 _LIBRARIES = (
     "sklearn.datasets",
     "kvps_bench.cli",
+    "kvps_simulate.validate",
     "prometheus_client",
     "starlette.applications",
     "textual.app",

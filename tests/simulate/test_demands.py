@@ -56,20 +56,9 @@ def test_the_fullest_node_decides() -> None:
 
 
 def test_links_carry_what_passes_between_hosts_and_no_more() -> None:
-    def demands(topology: str) -> Demands:
-        return Demands(Setting(workers=4, nodes=4, topology=topology, bandwidth=8e6, size=4e6), CONSTANTS)
-
-    assert demands("apart").push.shared[NODE_IN] == pytest.approx(1.0)
-    assert demands("one-host").push.shared[NODE_IN] == pytest.approx(4.0)
-    assert demands("beside").push.shared[NODE_IN] == pytest.approx(0.75)
-    assert NODE_OUT in demands("apart").aggregate(4, 0).shared
-    for topology in ("one-host", "beside", "local"):
-        assert NODE_OUT not in demands(topology).aggregate(4, 0).shared
-    assert NODE_IN not in demands("local").push.shared
-
-
-def test_memory_is_of_versions_and_of_the_gradients_that_may_wait() -> None:
-    plain = Demands(Setting(workers=10, size=4e6), CONSTANTS)
-    assert plain.node_memory() == 3 * 4e6 + 20 * 4e6
-    adam = Demands(Setting(workers=10, size=4e6, optimizer="adam", weight_format="bf16", nodes=2), CONSTANTS)
-    assert adam.node_memory() == pytest.approx((3 * (12e6 + 2e6) + 20 * 4e6) / 2)
+    apart, local = (
+        Demands(Setting(workers=4, nodes=4, local=local, bandwidth=8e6, size=4e6), CONSTANTS) for local in (False, True)
+    )
+    assert apart.push.shared[NODE_IN] == pytest.approx(1.0)
+    assert NODE_OUT in apart.aggregate(4, 0).shared
+    assert not {NODE_IN, NODE_OUT} & {*local.push.shared, *local.pull.shared, *local.aggregate(4, 0).shared}

@@ -13,7 +13,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Generator, Mapping
+from collections import defaultdict
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,64 +29,50 @@ _DIGITS = 1e-14
 @dataclass(frozen=True, eq=False)
 class Activity:
     """What flows of one kind do. A unit takes `shared[resource]` seconds of each shared resource, and `own[part]`
-    seconds of each part that a flow has for itself. `kind` groups activities in `Fluid.busy`."""
+    seconds of each part that a flow has for itself.
 
-    kind: str
-    shared: Mapping[str, float]
-    own: Mapping[str, float] = field(default_factory=dict)
+    limit   the most units a second of one flow
+    weight  the units a second at which a flow takes the whole of the shared resource that it needs most
+    """
+
+    shared: dict[str, float]
+    own: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def limit(self) -> float:
-        """The most units a second of one flow."""
-        longest = max(self.own.values(), default=0.0)
-        return 1 / longest if longest > 0 else math.inf
+        return 1 / longest if (longest := max(self.own.values(), default=0.0)) > 0 else math.inf
 
     @cached_property
     def weight(self) -> float:
-        """The units a second at which a flow takes the whole of the shared resource that it needs most."""
-        longest = max(self.shared.values(), default=0.0)
-        return 1 / longest if longest > 0 else math.inf
-
-    @cached_property
-    def alone_s(self) -> float:
-        """Seconds of one unit if nothing else runs."""
-        return max(*self.own.values(), *self.shared.values(), 0.0, 0.0)
+        return 1 / longest if (longest := max(self.shared.values(), default=0.0)) > 0 else math.inf
 
 
+@dataclass
 class _Flows:
     """All flows of one activity: how many run, the units that each running flow has had, and when each is done."""
 
-    def __init__(self) -> None:
-        self.number = 0
-        self.served = 0.0
-        self.rate = 0.0
-        self.ends: list[tuple[float, int, int, simpy.Event]] = []
+    number: int = 0
+    served: float = 0.0
+    rate: float = 0.0
+    ends: list[tuple[float, int, int, simpy.Event]] = field(default_factory=list)
 
 
 class Fluid:
-    """The flows of a simulation. Rates change when a flow begins or ends.
+    """The flows of a simulation. Rates change when a flow begins or ends. `busy` is resource or part -> seconds that
+    it was busy so far; those of parts are summed over all flows."""
 
-    With a `step_s`, rates change only at whole multiples of it, and flows end there: so the number of changes is
-    bounded by time and not by the number of flows. busy  (kind, resource or part) -> seconds that it was busy so far;
-    those of parts are summed over all flows.
-    """
-
-    def __init__(self, env: simpy.Environment, step_s: float = 0.0) -> None:
-        self.busy: dict[tuple[str, str], float] = {}
-        self.changes = 0
+    def __init__(self, env: simpy.Environment) -> None:
+        self.busy: dict[str, float] = defaultdict(float)
         self._env = env
-        self._step_s = step_s
         self._flows: dict[Activity, _Flows] = {}
         self._begun: dict[tuple[Activity, float], tuple[int, simpy.Event]] = {}
-        self._down: set[str] = set()
         self._at = env.now
-        self._ticks = itertools.count()
         self._due = math.inf
         self._number = itertools.count()
 
     def run(self, activity: Activity, units: float = 1.0, flows: int = 1) -> simpy.Event:
         """Begin `flows` flows that are alike, each with so many units. Return the event that all of them are done."""
-        if units <= 0 or flows <= 0 or activity.alone_s <= 0:
+        if units <= 0 or math.inf == activity.limit == activity.weight:
             return self._env.event().succeed()
         number, done = self._begun.get((activity, units), (0, None))
         if done is None:
@@ -94,29 +81,13 @@ class Fluid:
         self._begun[activity, units] = number + flows, done  # those that begin together end together
         return done
 
-    def stop(self, resource: str) -> None:
-        """Let all flows that need a resource stand still until `go_on`."""
-        self._advance()
-        self._down.add(resource)
-        self._plan_change(self._env.now)
-
-    def go_on(self, resource: str) -> None:
-        """End what `stop` began."""
-        self._advance()
-        self._down.discard(resource)
-        self._plan_change(self._env.now)
-
-    # -- time --------------------------------------------------------------------------------------------------
-
     def _plan_change(self, at_s: float) -> None:
-        """Set the rates anew at this time, or at the next multiple of the step."""
-        if self._step_s:
-            at_s = math.ceil(at_s / self._step_s - _CLOSE) * self._step_s
+        """Set the rates anew at this time."""
         if at_s < self._due:
             self._due = at_s
-            self._env.process(self._change(at_s, next(self._ticks)))
+            self._env.process(self._change(at_s))
 
-    def _change(self, at_s: float, tick: int) -> Wait:
+    def _change(self, at_s: float) -> Wait:
         yield self._env.timeout(max(0.0, at_s - self._env.now))
         if at_s != self._due:  # an earlier change has come in between
             return
@@ -125,20 +96,16 @@ class Fluid:
         self._end()
         self._begin()
         self._share()
-        left = [(f.ends[0][0] - f.served) / f.rate for f in self._flows.values() if f.rate > 0]
-        if left:
+        if left := [(f.ends[0][0] - f.served) / f.rate for f in self._flows.values() if f.rate > 0]:
             self._plan_change(self._env.now + max(0.0, min(left)))
 
     def _advance(self) -> None:
         """Serve all flows up to now."""
         passed, self._at = self._env.now - self._at, self._env.now
-        if passed <= 0:
-            return
         for activity, flows in self._flows.items():
             flows.served += flows.rate * passed
-            for name, seconds in itertools.chain(activity.shared.items(), activity.own.items()):
-                key = activity.kind, name
-                self.busy[key] = self.busy.get(key, 0.0) + flows.number * flows.rate * seconds * passed
+            for name, seconds in (activity.shared | activity.own).items():
+                self.busy[name] += flows.number * flows.rate * seconds * passed
 
     def _end(self) -> None:
         for activity, flows in list(self._flows.items()):
@@ -158,20 +125,12 @@ class Fluid:
             flows.number += number
             heapq.heappush(flows.ends, (flows.served + units, next(self._number), number, done))
 
-    # -- shares ------------------------------------------------------------------------------------------------
-
     def _share(self) -> None:
         """Raise the rates of all activities together until a resource is full or a limit is reached; then the rest."""
-        self.changes += 1
-        free: dict[str, float] = {}
-        growing: dict[Activity, _Flows] = {}
-        for activity, flows in self._flows.items():
+        growing = dict(self._flows)
+        free = {name: 1.0 for activity in growing for name in activity.shared}
+        for flows in growing.values():
             flows.rate = 0.0
-            if not self._down.isdisjoint(activity.shared):
-                continue
-            growing[activity] = flows
-            for name in activity.shared:
-                free[name] = 1.0
         for activity in [a for a in growing if a.weight == math.inf]:
             growing.pop(activity).rate = activity.limit
         while growing:
@@ -186,12 +145,6 @@ class Fluid:
             for name, need in needs.items():
                 free[name] -= grow * need
             full = {name for name, need in needs.items() if need > 0 and free[name] <= _CLOSE}
-            held = [
-                a for a, f in growing.items() if f.rate >= a.limit * (1 - _CLOSE) or not full.isdisjoint(_needed(a))
-            ]
+            held = [a for a, f in growing.items() if f.rate >= a.limit * (1 - _CLOSE) or full & a.shared.keys()]
             for activity in held or list(growing):  # all of them, if rounding hides who is held back
                 del growing[activity]
-
-
-def _needed(activity: Activity) -> list[str]:
-    return [name for name, seconds in activity.shared.items() if seconds > 0]

@@ -1,1 +1,0 @@
-"""Commands that plan a training before it runs."""
