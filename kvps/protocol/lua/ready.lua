@@ -12,8 +12,8 @@
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
 --     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
 --     | {DIGEST, digest}: this term staged something else | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
-local refused, committed, present_head, present_history, furthest =
-  read_job(job, 'version', 'head', 'history', 'furthest')
+local refused, committed, present_head, present_history, furthest, contributions =
+  read_job(job, 'version', 'head', 'history', 'furthest', 'contributions')
 if refused then return refused end
 local next_version = whole(version)
 if present_history ~= history then return { 'HISTORY', present_history } end
@@ -30,7 +30,7 @@ local before = redis.call('HGET', keys.ready, shard)
 if before and before ~= mine then return { 'DIGEST', before } end
 local staleness, max_pending, quorum, units = unpack(redis.call('HMGET', keys.config,
   'staleness', 'max_pending', 'quorum', 'units'))
-local lowest = lowest_round()
+local lowest, counted = lowest_round(), whole(contributions or '0') + 0 -- fails here if it is no number
 
 redis.call('HDEL', keys.ready, shard) -- first, since it is allowed when memory is full; only a commit frees memory
 redis.call('HSET', keys.ready, shard, mine)
@@ -71,14 +71,14 @@ else
 end
 redis.call('DEL', keys.plan, keys.ready)
 local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
-local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now) }
+local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now),
+  'contributions', digits(counted + #plan.contributions) }
 for i, part in ipairs(staged) do
   local place = #changes
   changes[place + 1], changes[place + 2] = 'before:' .. numbers[i], names[i] or ''
   changes[place + 3], changes[place + 4] = fields[i], version .. '.' .. part:match('^(%S+)')
 end
 redis.call('HSET', keys.version, unpack(changes))
-redis.call('HINCRBY', keys.version, 'contributions', #plan.contributions)
 local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'plan', text, 'shards', parts)
 -- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
 local after = lowest_round()
