@@ -20,7 +20,6 @@ from kvps.launch import RunContext
 from kvps.store import Store
 
 ONE = {"x": np.ones(1, np.float32)}
-TIMED = {"local_steps": "auto", "round_ms": 500}
 
 
 def test_every_setting_is_described() -> None:
@@ -71,19 +70,13 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
         ({"optimizer": 5}, "optimizer must be a kvps optimizer such as kvps.SGD(...), not a builtins.int"),
         ({"inner_optimizer": kvps.Adam()}, "inner_optimizer takes local steps, and local_steps is 1: give local_steps"),
         ({"inner_optimizer": "adam", "local_steps": 2}, "must be a kvps optimizer such as kvps.SGD(...)"),
-        ({"local_steps": "often"}, "local_steps must be a whole number from 1 to 1000000, or auto, not 'often'"),
-        ({"local_steps": "auto"}, "local_steps auto ends rounds by the clock: set round_ms"),
-        ({"local_steps": "auto", "round_ms": -1}, "round_ms must be a whole number from 0 to 86400000, not -1"),
-        ({"round_ms": 500}, "round_ms (--round-time) ends rounds by the clock: set local_steps to auto too"),
-        ({"reduction": "mean"} | TIMED, "reduction mean counts all workers alike, and with local_steps auto"),
-        ({"units": 9, "reduction": "weighted"} | TIMED, "units (--data units) have a fixed number of batches each"),
+        ({"local_steps": 2, "procs": 2}, "local_steps steps on each batch, and procs is for a worker that"),
+        ({"local_steps": "often"}, "local_steps must be a whole number from 1 to 1000000, not 'often'"),
         ({"samples": 9}, "divided into batches that count once each: set batch_size and epochs too"),
-        ({"samples": 9, "batch_size": 2, "epochs": 1, "reduction": "weighted"} | TIMED, "samples are divided into"),
         (
             {"samples": 9, "batch_size": 2, "epochs": 2, "units": 9},
             "samples=9 are 10 units in 2 epochs of batches of 2",
         ),
-        ({"local_steps": "auto", "procs": 2}, "local_steps steps on each batch, and procs is for a worker that"),
         ({"gradient_format": 16}, "gradient_format must be printable text of at most 1024 characters, not 16"),
         ({"task": 5}, "task must be printable text of at most 1024 characters, not 5"),
         ({"launched_by": "me"}, "launched_by may only be set by kvps up and kvps run, not to 'me'"),
@@ -110,17 +103,13 @@ def test_a_value_out_of_range_is_refused_in_one_short_line(settings: Mapping[str
     with pytest.raises(kvps.InvalidSetting) as caught:
         JobConfig(**settings)
     message = str(caught.value)
-    assert message.startswith((next(iter(settings)).removesuffix("_ms"), "min_workers", "round_ms"))
+    assert message.startswith((next(iter(settings)).removesuffix("_ms"), "min_workers"))
     assert words in message
     assert len(message) < 240
     assert "\n" not in message
 
 
 def test_what_is_stored_is_read_back() -> None:
-    timed = JobConfig(reduction="weighted", staleness=10_000, **TIMED)
-    assert (timed.timed_rounds, timed.takes_local_steps, timed.max_pending) == (True, True, 100)
-    assert JobConfig(reduction="rules:mine", **TIMED).timed_rounds
-    assert JobConfig.from_hash(timed.to_hash()) == timed
     config = JobConfig(staleness=-1, workers=4, optimizer=kvps.AdamW(lr=0.01), min_workers=2)
     stored = config.to_hash()
     assert JobConfig.from_hash(stored) == config
@@ -159,7 +148,8 @@ def test_a_number_has_the_text_that_it_always_had(name: str, value: Any, text: s
         ("optimizer", '{"kind": "sgd", "lr": {"kind": "warp"}}', "schedule 'warp' is unknown"),
         ("optimizer", '{"kind": "sgd", "lr": [1]}', "lr must be a finite number"),
         ("optimizer", "[" * 100_000, "holds '[[["),
-        ("local_steps", "auto", "auto ends rounds by the clock: set round_ms"),
+        ("local_steps", "auto", "must be a whole number from 1 to 1000000, not 'auto'"),
+        ("round_ms", "500", "which kvps no longer does: in a job of units"),
         ("inner_optimizer", "nonsense", "holds 'nonsense'"),
         ("inner_optimizer", '{"kind": "adam", "lr": 0.1}', "takes local steps, and local_steps is 1"),
         ("min_workers", "5", "from 0 to 3, the number of workers"),

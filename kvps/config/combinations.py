@@ -8,7 +8,6 @@ from kvps.arrays.layout import Layout
 from kvps.arrays.weight_view import has_view
 from kvps.config.settings import UncheckedConfig
 from kvps.errors import InvalidSetting
-from kvps.optim import reductions
 
 MOST_OPEN_UNITS = 10_000
 """The most units that may be handed out before a version is committed."""
@@ -20,7 +19,6 @@ def check(s: UncheckedConfig) -> None:
     _check_unit_rounds(s)
     _check_quorum(s)
     _check_local_steps(s)
-    _check_timed_rounds(s)
     _check_fragments(s)
     _check_shared_memory(s)
 
@@ -99,36 +97,10 @@ def _check_local_steps(s: UncheckedConfig) -> None:
         )
 
 
-def _check_timed_rounds(s: UncheckedConfig) -> None:
-    """Raise InvalidSetting for what does not go with rounds that end by the clock, or without them."""
-    if not s.timed_rounds:
-        if s.round_ms:
-            raise InvalidSetting(
-                "round_ms (--round-time) ends rounds by the clock: set local_steps to auto too, or leave it out"
-            )
-        return
-    if not s.round_ms:
-        raise InvalidSetting(
-            "local_steps auto ends rounds by the clock: set round_ms, on a command line --round-time SECONDS"
-        )
-    if not reductions.parse(s.reduction).takes_weights:
-        raise InvalidSetting(
-            f"reduction {s.reduction} counts all workers alike, and with local_steps auto they take different "
-            f"numbers of steps: set weighted, or one of your own"
-        )
-    if s.units:
-        raise InvalidSetting(
-            "units (--data units) have a fixed number of batches each, and with local_steps auto a round has not: "
-            "leave one of the two out"
-        )
-
-
 def _check_fragments(s: UncheckedConfig) -> None:
     if s.fragments < 2:
         return
-    if s.timed_rounds:
-        raise InvalidSetting("fragments need rounds of a known number of steps: set local_steps to a number")
-    if int(s.local_steps) % s.fragments:
+    if s.local_steps % s.fragments:
         raise InvalidSetting(
             f"fragments must divide local_steps, so that each has its turn once in so many steps: {s.fragments} "
             f"does not divide {s.local_steps}"

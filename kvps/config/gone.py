@@ -12,9 +12,11 @@ GONE = {
     "partition": "a loop, or a task in its data(rank, workers), asks kvps.partition() for the rows of a worker",
     "push_every": "the mean gradient of N batches is that of a batch N times as large: choose a larger batch_size",
     "mirror_every": "an aggregator gives Redis the weights once a second, when it ends, and with each checkpoint",
+    "round_ms": "in a job of units (samples or units, --data units) a fast worker does more of them",
+    "round_time": "with --data units a fast worker does more units",
     "spans": "workers and aggregators always record how long their phases take",
 }
 """Name of a setting, as in Python, or of a command, as it was typed -> what to do instead."""
 
-UNUSED = {"delay_compensation": "0", "delay_versions": "0", "partition": "task", "push_every": "1"}
+UNUSED = {"delay_compensation": "0", "delay_versions": "0", "partition": "task", "push_every": "1", "round_ms": "0"}
 """Name of a setting -> its text in the config hash of a job that did not use it. Such a job goes on."""

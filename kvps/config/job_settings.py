@@ -15,8 +15,7 @@ class JobSettings(TypedDict, total=False):
     workers: int
     shards: int
     optimizer: Optimizer | str
-    local_steps: int | Literal["auto"]
-    round_ms: int
+    local_steps: int
     fragments: int
     inner_optimizer: Optimizer
     reduction: str

@@ -14,7 +14,7 @@ UNITS_PER_ROUND = 4
 
 def division_of(samples: int, s: UncheckedConfig) -> Division:
     """Return which batches of so many samples belong to which unit, or round of a worker: those of one push. Local
-    steps go on from one epoch to the next. A job whose rounds end by the clock has no such division."""
+    steps go on from one epoch to the next."""
     return Division(math.ceil(samples / s.batch_size), s.epochs, s.batches_per_round)
 
 
@@ -24,11 +24,6 @@ def derive_units(s: UncheckedConfig) -> None:
     if not s.batch_size or not s.epochs:
         raise InvalidSetting(
             "samples are divided into batches that count once each: set batch_size and epochs too, or leave it out"
-        )
-    if s.timed_rounds:
-        raise InvalidSetting(
-            "samples are divided into units of a fixed number of batches, and with local_steps auto a round has not: "
-            "leave one of the two out"
         )
     division = division_of(s.samples, s)
     units, per_epoch = division.units, division.units_per_epoch

@@ -16,11 +16,10 @@ from kvps.optim import reductions
 from kvps.staleness import ASP, mode_name
 
 AUTO = "auto"
-"""The `local_steps` of a job whose rounds end by the clock, and what kvps decides when it creates a job."""
+"""What kvps decides when it creates a job."""
 
 _ASP_PENDING = 2  # one contribution waits while the next is computed; more of them would only be staler
 _MOST_PENDING = 10_000
-_MOST_TIMED_PENDING = 100  # a worker's entry has a sum of weights for each
 
 
 @dataclass(frozen=True)
@@ -54,23 +53,11 @@ class UncheckedConfig:
             )
         },
     )
-    local_steps: int | Literal["auto"] = setting(
+    local_steps: int = setting(
         1,
         "How many steps a worker takes with an optimizer of its own between two pulls. Then it pushes how far its "
-        "weights came, and the job's optimizer steps by that. With 1 it pushes each gradient. With auto each worker "
-        "takes as many as it has time for in a round.",
+        "weights came, and the job's optimizer steps by that. With 1 it pushes each gradient.",
         bounds=(1, 1_000_000),
-        choices=(AUTO,),
-        metavar="N|auto",
-        group="Training",
-    )
-    round_ms: int = setting(
-        0,
-        "With local_steps auto: how long a round takes, counted from the commit of the version that it begins "
-        "with; in SSP and ASP from the pull.",
-        bounds=(0, 86_400_000),
-        option=("--round-time",),
-        metavar="SECONDS",
         group="Training",
     )
     fragments: int = setting(
@@ -290,15 +277,8 @@ class UncheckedConfig:
         return self.local_steps != 1
 
     @property
-    def timed_rounds(self) -> bool:
-        """Whether a round ends by the clock, and not after a number of batches."""
-        return self.local_steps == AUTO
-
-    @property
     def batches_per_round(self) -> int:
-        """How many batches a worker computes between a pull and its push. A timed round ends after a number of steps
-        that cannot be known in advance."""
-        assert self.local_steps != "auto"
+        """How many batches a worker computes between a pull and its push."""
         return self.local_steps // max(1, self.fragments)
 
     @cached_property
@@ -325,7 +305,7 @@ class UncheckedConfig:
         pending = _ASP_PENDING if self.staleness == ASP else self.staleness + 1
         if self.unit_rounds:  # one worker may have computed all units of all open rounds
             pending *= self.units_per_round
-        return min(pending, _MOST_TIMED_PENDING if self.timed_rounds else _MOST_PENDING)
+        return min(pending, _MOST_PENDING)
 
     @property
     def most_contributions(self) -> int:

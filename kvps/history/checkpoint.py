@@ -53,24 +53,11 @@ def workers_anew(
             entry |= {"state": "rejoining", "finished": False}
         if awaited and not out_of_it:
             entry["awaited"] = True
-        if "weight_sums" in entry:
-            entry["weight_sums"] = sums_without(entry["weight_sums"], entry["round"] - round_)
         entry |= {"round": round_, "accepted": 0}
         entry.pop("unit", None)
         entry.pop("residual", None)  # its bytes belong to another job, or to another clock
         out[worker] = json.dumps(entry)
     return out
-
-
-def sums_without(sums: object, undone: int) -> str:
-    """Return a worker's sums of weights (see lua/include/weight_sums.lua) as they were before its last `undone`
-    contributions. Raises CorruptData."""
-    each = sums.split() if isinstance(sums, str) else []
-    if not 0 <= undone < len(each):
-        raise CorruptData(
-            f"the sums of weights {sums!r:.60} of a worker do not go back by {counted(undone, 'contribution')}"
-        )
-    return " ".join(each[: len(each) - undone])
 
 
 def units_anew(units: Mapping[str, str]) -> dict[str, str]:
@@ -160,13 +147,6 @@ class Checkpoint:
     def _rounds(self) -> dict[str, int]:
         """Each worker's committed round."""
         return {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
-
-    @property
-    def weight_sums(self) -> dict[str, int]:
-        """The sum of the weights of each worker's contributions up to this version; without workers that have none."""
-        entries = {worker: json.loads(text) for worker, text in self.workers_anew().items()}
-        sums = {worker: entry["weight_sums"].split()[-1] for worker, entry in entries.items() if "weight_sums" in entry}
-        return {worker: whole(text, f"the weights of worker {worker!r}") for worker, text in sums.items()}
 
     @property
     def filename(self) -> str:

@@ -11,8 +11,8 @@ from kvps.protocol.run_control import RunControl
 
 class Joined(NamedTuple):
     """The answer to a worker's join. `round` is the last round that the worker need not do any more; `residual` is the
-    name of the residual that the last incarnation stored when it left, or ""; `weight_sum` is that of `Accepted`;
-    `state` is what the worker's user kept, as JSON, with the last contribution that was accepted, "" for nothing."""
+    name of the residual that the last incarnation stored when it left, or ""; `state` is what the worker's user kept,
+    as JSON, with the last contribution that was accepted, "" for nothing."""
 
     rank: int
     incarnation: str
@@ -20,18 +20,15 @@ class Joined(NamedTuple):
     clock: int
     pending: int
     residual: str
-    weight_sum: int
     state: str = ""
 
 
 class Accepted(NamedTuple):
-    """An acknowledged contribution: the clock it was acknowledged as, and its round. `weight_sum` is the sum of the
-    weights of all that was accepted from its worker; 0 unless the job's rounds end by the clock. `more_units` says
-    that a unit may be had at once."""
+    """An acknowledged contribution: the clock it was acknowledged as, and its round. `more_units` says that a
+    unit may be had at once."""
 
     clock: int
     round: int
-    weight_sum: int
     more_units: bool = True
 
 

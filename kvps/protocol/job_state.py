@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from kvps import parsing
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
 from kvps.parsing import JOB_ID, STAGED_NAME, Fields, name, whole
@@ -91,13 +90,6 @@ class Member:
     def round(self) -> int:
         """The worker's last committed round."""
         return self.clock + self.skip
-
-    @property
-    def weight_sum(self) -> int:
-        """The sum of the weights of what was accepted from it, if its job's rounds end by the clock; else 0. Raises
-        CorruptData."""
-        sums = parsing.text(self.process.get("weight_sums", "0"), "the sums of weights", _MOST_ENTRY).split()
-        return whole(sums[-1] if sums else 0, "the sum of weights")
 
 
 class Begin(NamedTuple):

@@ -39,9 +39,7 @@ are in the same half of all slots, and so on one of two masters.
                                                    create.lua          clock - skip), finished, awaited (not joined yet
                                                                        since the restore), residual (the name of its
                                                                        stored residual and inner state, if they belong
-                                                                       to all accepted), weight_sums (of its
-                                                                       last rounds, if they end by the clock), host,
-                                                                       pid, device
+                                                                       to all accepted), host, pid, device
     kvps:{job}:ranks                       hash    join.lua            rank -> worker
     kvps:{job}:rounds                      zset    join, push, ready,  worker that is not gone -> its last committed
                                                    leave, evict.lua    round: the bound compares with the lowest

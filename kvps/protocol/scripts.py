@@ -154,19 +154,8 @@ class JobScripts:
         """Begin an incarnation. Raises WorkerAlive, and UsageError if the job has all its workers."""
         job = self._keys.job
         match self._run("join", worker=worker, nonce=nonce, replaces=replaces, process=json.dumps(process)):
-            case [
-                "OK",
-                int(rank),
-                str(incarnation),
-                int(round_),
-                int(clock),
-                int(pending),
-                str(residual),
-                weight_sum,
-                str(state),
-            ]:
-                weights = whole(weight_sum, f"the weights of worker {worker!r}")
-                return Joined(rank, incarnation, round_, clock, pending, residual, weights, state)
+            case ["OK", int(rank), str(incarnation), int(round_), int(clock), int(pending), str(residual), str(state)]:
+                return Joined(rank, incarnation, round_, clock, pending, residual, state)
             case ["ALIVE", text]:
                 entry = Fields.of_json(text, f"worker {worker!r}", deepest=1)
                 pid, host, _ = entry.whole("pid", high=2**31), entry.text("host"), entry.word("incarnation")
@@ -222,9 +211,8 @@ class JobScripts:
         job, call = self._keys.job, self._lasting()
         reply = self._run("push", call=call, worker=worker, incarnation=incarnation, seq=seq, **values)
         match reply:
-            case ["ACK", clock, round_, weight_sum, more_units]:
-                weights = whole(weight_sum, f"the weights of worker {worker!r}")
-                return Accepted(clock, round_, weights, more_units == 1)
+            case ["ACK", clock, round_, more_units]:
+                return Accepted(clock, round_, more_units == 1)
             case ["DUPLICATE", _]:
                 raise UnitDone(f"another worker of job {job!r} has pushed the unit of {worker!r} before")
             case ["LATE", _]:

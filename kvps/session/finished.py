@@ -41,13 +41,11 @@ class FinishedSession(Session):
         self._state = WorkerState("", worker)
         self.state = state
         self._last = access.reader.round_state()
-        sums = member.weight_sum if member else 0
         self._membership: Any = SimpleNamespace(
             owner=ProcessOwner(f"the session of worker {worker!r}"),
             sequence=0,
             dropped=0,
             duplicates=0,
-            weight_sum=sums,
             version=self._last.version,
             run=RunControl(),
             ending=None,

@@ -25,7 +25,6 @@ class Membership:
     sequence  how many contributions of this incarnation have been acknowledged
     settled   contributions up to this number wait no more: they are committed, or rejected
     version   the version of the weights that the last pull returned
-    weight_sum   the sum of the weights that were accepted from all incarnations; see `Accepted`
     dropped   how many of these contributions came late and do not count
     duplicates   how many of those were of units that another worker had pushed before
     run       whether the job goes on, as far as the worker knows
@@ -42,7 +41,6 @@ class Membership:
         self.run = RunControl()
         self.ending: RunEnds | None = None
         self._open_units: list[tuple[int, int]] = []  # sequence number and round of units that may not be committed yet
-        self.weight_sum = joined.weight_sum
         self._access = access
         self._thread = threading.get_ident()
         self._heartbeat = Heartbeat(access, worker, joined.incarnation, timer)

@@ -42,7 +42,6 @@ from kvps.session.units import Units
 from kvps.session.upload import Gradients
 from kvps.session.worker_state import WorkerState
 from kvps.transport.opening import OpenedJob
-from kvps.transport.version_age import version_age_s
 
 log = logging.getLogger("kvps.session")
 
@@ -100,11 +99,6 @@ class Session:
     def sequence(self) -> int:
         """How many contributions of this incarnation have been acknowledged."""
         return self._membership.sequence
-
-    @property
-    def weight_sum(self) -> int:
-        """The sum of the weights of the contributions in `clock`; 0 unless the job's rounds end by the clock."""
-        return self._membership.weight_sum
 
     @property
     def accepted(self) -> int:
@@ -221,11 +215,6 @@ class Session:
     def ended_by(self, error: BaseException | None) -> bool:
         """Return whether this session has raised an error because its job was stopped or suspended."""
         return error is not None and error is self._membership.ending
-
-    def version_age_s(self) -> float:
-        """Return how many seconds ago the version of the last pull was committed, by the server's clock; 0 for one that
-        no commit made, as a job's first. So workers whose hosts have other clocks agree on when a round ends."""
-        return version_age_s(self._access, self.version)
 
     # -- units ------------------------------------------------------------------------------------------------
 
@@ -348,7 +337,7 @@ class Session:
         more_units = True
         try:
             accepted = round_.push.send(gradients, header, round_.buffers, withdraws)
-            self.clock, self.round, self._membership.weight_sum, more_units = accepted
+            self.clock, self.round, more_units = accepted
             self._state.accepted()
             self._units.pushed(round_.unit)
         except UnitDone as done:

@@ -218,9 +218,8 @@ class Optimizer(torch.optim.Optimizer):
 
         The job must have come as far: it is the same, or one of that name that was restored from a checkpoint. If it
         has gone on since, a line is logged, and of the next steps those that it has already are passed over, so that a
-        loop that begins where it was saved does none twice. A job that hands out units has no such steps, and timed
-        rounds no known number. Raises InvalidSetting if the job has not come as far, ValueError for other groups of
-        parameters.
+        loop that begins where it was saved does none twice. A job that hands out units has no such steps. Raises
+        InvalidSetting if the job has not come as far, ValueError for other groups of parameters.
         """
         own = state_dict.get(_STATE)
         if not isinstance(own, dict) or not {"job", "id", "clock", "steps", "state"} <= own.keys():
@@ -247,7 +246,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"this state is of job {own['job']!r} at clock {then}, and in job {self.job.name!r} this worker is at "
                 f"clock {now}: restore a checkpoint of then (kvps checkpoint restore), or begin without this state"
             )
-        steps = 0 if config.units or config.timed_rounds else worker.done + worker.not_pushed - own["step"]
+        steps = 0 if config.units else worker.done + worker.not_pushed - own["step"]
         if then == now and not steps:
             worker.state = own["state"]
             return 0

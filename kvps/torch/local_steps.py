@@ -7,17 +7,16 @@ arXiv 2311.08105, 2023.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
 from kvps.arrays.parts import fragment_of
-from kvps.config import AUTO, JobConfig
+from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, NotFinite, WrongOrder
 from kvps.optim.reductions import MOST_WEIGHT
-from kvps.session.round_timer import RoundTimer
 from kvps.torch.inner_optimizer import Inner, InnerOptimizer
 from kvps.torch.model import Parameters
 
@@ -25,33 +24,30 @@ MOST_STEPS = 1_000_000
 
 
 class LocalSteps:
-    """The steps of one worker's present round: `steps` of them, each by `inner` on the parameters `params`; with "auto"
-    as many as the job's `round_ms` lets it take.
+    """The steps of one worker's present round: `steps` of them, each by `inner` on the parameters `params`.
 
     It keeps one copy of the parameters, as pulled, in float32. `weight` is the sum of the steps' weights, None without
-    any; in a job whose rounds end by the clock, a step without a weight weighs 1. With fragments, `part_of` is
-    parameter -> fragment: a round is of one, and the worker goes on from its own weights of the others. Raises
-    InvalidSetting unless `inner` steps exactly these parameters, and for "auto" in a job without `round_ms`.
+    any. With fragments, `part_of` is parameter -> fragment: a round is of one, and the worker goes on from its own
+    weights of the others. Raises InvalidSetting unless `inner` steps exactly these parameters.
     """
 
     def __init__(
         self,
         params: Parameters,
         inner: Inner,
-        steps: int | str,
+        steps: int,
         config: JobConfig,
         part_of: Mapping[str, str] | None = None,
     ) -> None:
-        _check_steps(steps, config)
+        _check_steps(steps)
         fragments = max(1, config.fragments)
-        if fragments > 1 and (isinstance(steps, str) or steps % fragments):
+        if steps % fragments:
             raise InvalidSetting(f"the job's {fragments} fragments must divide local_steps, {steps}")
         self._part_of = part_of or {}
         self._params = params
         self.inner = InnerOptimizer(inner, params, begins_anew=config.unit_rounds is not None)
-        self._steps = steps if isinstance(steps, str) else steps // fragments
+        self._steps = steps // fragments
         self._config = config
-        self._timer = RoundTimer(config) if steps == AUTO else None
         self._over = False
         self._pulled: dict[str, torch.Tensor] = {}
         self._pseudo: dict[str, torch.Tensor] = {}
@@ -76,7 +72,7 @@ class LocalSteps:
 
     def done(self, clock: int, lacking: int) -> int:
         """Return how many steps so many contributions have, which lacked some of whole rounds."""
-        return 0 if isinstance(self._steps, str) else clock * self._steps - lacking
+        return clock * self._steps - lacking
 
     @property
     def to_push(self) -> bool:
@@ -95,9 +91,9 @@ class LocalSteps:
         self.dropped()
         self._steps = batches
 
-    def begin(self, anew: bool, age_s: Callable[[], float]) -> None:
+    def begin(self, anew: bool) -> None:
         """Begin the next step, whose gradients are cleared; or a round `anew`, whose weights, `to_pull`, are in the
-        parameters now. `age_s` returns how long ago their version was committed."""
+        parameters now."""
         if anew:
             self._taken, self._over, self.weight, self._part = 0, False, None, None
             self._pseudo.clear()
@@ -108,8 +104,6 @@ class LocalSteps:
                     self._with_gradient.discard(name)
             if self._config.unit_rounds:  # its state must not depend on the units that this worker did before
                 self.inner.begin_anew()
-            if self._timer:
-                self._timer.begin(age_s)
         self._cleared = True
 
     def take(self, weight: int | None) -> bool:
@@ -125,9 +119,9 @@ class LocalSteps:
             if counts:
                 self.inner.step()
             self._taken += 1
-            if weight := weight or (1 if self._config.timed_rounds else None):
+            if weight:
                 self.weight = min(MOST_WEIGHT, weight + (self.weight or 0))
-            self._over = self._timer.over() if self._timer else self._taken == self._steps
+            self._over = self._taken == self._steps
         return self._over
 
     def _counts(self) -> bool:
@@ -198,13 +192,7 @@ def _spoilt(grads: Mapping[str, torch.Tensor]) -> str:
     return next((name for name, value in values.items() if not torch.isfinite(value).all()), "")
 
 
-def _check_steps(steps: object, config: JobConfig) -> None:
-    """Raise InvalidSetting unless `steps` is a number of steps, or "auto" in a job whose rounds end by the clock."""
-    if steps == AUTO and isinstance(steps, str):
-        if not config.timed_rounds:
-            raise InvalidSetting(
-                "local_steps='auto' is for a job whose rounds end by the clock, and this job's do not: create "
-                "it with local_steps='auto' and round_ms, or give a number"
-            )
-    elif isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
-        raise InvalidSetting(f"local_steps must be a whole number from 1 to {MOST_STEPS}, or auto, not {steps!r}")
+def _check_steps(steps: object) -> None:
+    """Raise InvalidSetting unless `steps` is a number of steps."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+        raise InvalidSetting(f"local_steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r}")

@@ -161,7 +161,7 @@ class Rates:
         """If this worker has come back, bring a scheduler that was made for the optimizer to where the job is. Raises
         InvalidSetting if the job's rate shows that it does not step with each step, or if that cannot be known."""
         session, config = self._worker.session, self._job.config
-        steps = session.clock if config.timed_rounds else session.clock * config.batches_per_round
+        steps = session.clock * config.batches_per_round
         found = [each for each in attached(self._optimizer) if each is not self._scheduler] if steps else []
         if steps and not (found or self._scheduler or session.rank) and self._written() == self._shown:
             self._warn_of_own_rate()
@@ -184,7 +184,7 @@ class Rates:
             forward(each, 1)
         if found and not session.rank:
             fits = _same(before, self._shown) or _same(self._written(), self._shown)
-            if self._scheduler or len(found) > 1 or config.timed_rounds or not fits:
+            if self._scheduler or len(found) > 1 or not fits:
                 raise self._unknown(found[0], steps)
             self._pace = Pace(found[0])
 
@@ -202,7 +202,7 @@ class Rates:
         """Raise InvalidSetting if a scheduler does not step as the job's schedule does, or one that was brought to
         where the job is not with each step."""
         config = self._job.config
-        if self._scheduler and not self._pace and not config.units and not config.timed_rounds:
+        if self._scheduler and not self._pace and not config.units:
             self._pace = Pace(self._scheduler, self._every * config.batches_per_round)
         if not self._pace:
             return

@@ -48,7 +48,7 @@ def join(
     worker: str | None = None,
     *,
     inner: Inner | None = None,
-    local_steps: int | str | None = None,
+    local_steps: int | None = None,
     overlap: bool = False,
     takeover: bool = False,
     prefetch: bool = False,
@@ -59,9 +59,9 @@ def join(
 
     `inner` is an optimizer, or several that share the parameters. With it the worker takes `local_steps` steps between
     two pulls, and pushes the pseudo-gradient, float32: the weights pulled minus the weights now. `local_steps` is the
-    job's if None; "auto" takes as many as it has time for until the round of such a job ends. This keeps one more copy
-    of the parameters, 4 bytes an item. With `overlap` each gradient is sent while backward computes the next: for
-    parameters on the CPU, one backward() per round, and gradients that nothing changes before step().
+    job's if None. This keeps one more copy of the parameters, 4 bytes an item.
+    With `overlap` each gradient is sent while backward computes the next: for parameters on the CPU, one backward() per
+    round, and gradients that nothing changes before step().
     With `group`, all members of that gloo group are one worker: each joins with a model of its own, calls pull() and
     step() as often as the others, and the mean of their gradients is pushed once. If a member dies, the calls of the
     others raise GroupLost. Raises LayoutMismatch, InvalidSetting, and what `Job.join` raises; nothing was changed then.
@@ -113,7 +113,7 @@ def _resume(session: Session, local: LocalSteps) -> None:
         )
 
 
-def _local(job: Job, params: Parameters, inner: Inner | None, local_steps: int | str | None) -> LocalSteps | None:
+def _local(job: Job, params: Parameters, inner: Inner | None, local_steps: int | None) -> LocalSteps | None:
     """Return the local steps that a worker takes; None if it pushes each gradient. Raises InvalidSetting."""
     steps = job.config.local_steps if local_steps is None else local_steps
     if inner is not None:
@@ -186,16 +186,14 @@ class TorchSession:
     @property
     def done(self) -> int:
         """How many of this worker's steps are in the job, all incarnations together: the number, from 0, of its next
-        batch, if each is one step. Where rounds end by the clock, `Session.weight_sum` says it."""
+        batch, if each is one step."""
         if self._local is None or isinstance(self.session, GroupSession):
             return self.session.clock
-        if self.session.config.timed_rounds:
-            return self.session.weight_sum
         return self._local.done(self.session.clock, self.session.lacking)
 
     @property
     def steps_of_push(self) -> int:
-        """How many steps a whole round has; 0 if it ends by the clock."""
+        """How many steps a whole round has."""
         return self._local.done(1, 0) if self._local else 1
 
     @property
@@ -261,7 +259,7 @@ class TorchSession:
                 flat = self.session.pull_flat()
         self._begin(flat)
         fill(self._params, fragment)
-        local.begin(not local.under_way, self.session.version_age_s)
+        local.begin(not local.under_way)
 
     def _begin(self, flat: Array | None = None) -> None:
         """Clear the model's gradients, and copy weights into it, if there are new ones."""

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from helpers.clusters import running_cluster
 from helpers.harness import aggregating, await_version, check_chain
-from helpers.internals import abandon, fall_silent
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.failover import FailoverGuard
@@ -118,35 +117,6 @@ def test_without_its_holder_the_job_goes_back_one_version(job: Job) -> None:
     assert np.array_equal(job.snapshot()[1]["x"], np.full(ITEMS, -6.125, np.float32))
     assert [fields["lost"] for _, fields in job.entries() if fields["kind"] == "recover"] == ["1"]
     check_chain(job)
-
-
-def test_a_job_whose_rounds_end_by_the_clock_goes_back_to_the_batches_of_its_workers(store: Store) -> None:
-    """Also if one of them has pushed on since: what waits is done again too."""
-    settings = {"local_steps": "auto", "round_ms": 10, "reduction": "weighted", "staleness": 1, "workers": 2}
-    job = store.create_job("job", {"x": np.zeros(ITEMS, np.float32)}, shards=3, lease_ms=500, **settings)
-    ones, weights = {"x": np.ones(ITEMS, np.float32)}, iter(range(1, 100))
-    with job.join("w0") as first, job.join("w1") as second:
-        with aggregating(job):
-            for version in range(1, 4):
-                for session in (first, second):
-                    session.pull()
-                    session.push(ones, weight=next(weights))
-                assert eventually(lambda v=version: job.clock() == {"w0": v, "w1": v})
-        second.pull()
-        second.push(ones, weight=50)
-        assert (first.weight_sum, second.weight_sum) == (1 + 3 + 5, 2 + 4 + 6 + 50)
-        *_, last = job.log()
-        undone = {c.worker: c.weight for c in last.plan.contributions}
-        assert _lose(job, job.state().names, 2) > 0
-        with aggregating(job):
-            assert eventually(lambda: job.state().version == last.version - 1)
-        for session in (first, second):
-            abandon(session)
-            fall_silent(session)
-    for worker, whole in (("w0", 9), ("w1", 12)):
-        with job.join(worker, takeover=True) as again:
-            assert again.weight_sum == whole - undone.get(worker, 0)
-            again.leave(finished=False)
 
 
 def test_a_job_goes_back_with_its_view(store: Store) -> None:

@@ -166,7 +166,7 @@ class Recomputed:
         """Return version 0."""
         return np.concatenate(self._layout.hosted(model(), "parameter"))
 
-    def contribution(self, c: Contribution, weight_sum: int, weights: Array | None, encode: Encode) -> Bytes:
+    def contribution(self, c: Contribution, weights: Array | None, encode: Encode) -> Bytes:
         """Return the contribution, computed on its base version."""
         assert weights is not None
         grads = computed(dict(self._layout.views(weights)), self._ranks[c.worker], c.round - 1, c.unit)

@@ -73,12 +73,12 @@ def loss_of(model: torch.nn.Module, rank: int, round_: int) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(x), y)
 
 
-def train_on(worker: Any, model: torch.nn.Module, number: int, weight: int | None = None) -> int:
+def train_on(worker: Any, model: torch.nn.Module, number: int) -> int:
     """Do what a loop does with the worker's batch of this number; return what `step` returns."""
     worker.pull()
     loss = loss_of(model, worker.session.rank, number)
     loss.backward()
-    clock: int = worker.step(loss, weight)
+    clock: int = worker.step(loss)
     return clock
 
 

@@ -271,11 +271,12 @@ def test_submit_from_python(server: None, start: Any) -> None:
 
 
 def test_the_loop_of_the_page_of_local_steps(server: None) -> None:
-    creating, joining, clocked = python_in("docs/local-training.md")
+    creating, joining, shared, sharing = python_in("docs/local-training.md")
     x = torch.randn(8, 20)
     there: dict[str, Any] = {"batches": [(x, x[:, :5].argmax(1))] * 120}
+    there["dataset"] = [(row, row[:5].argmax()) for row in torch.randn(2_000, 20)]
 
-    def trained(creating: str) -> Job:
+    def trained(creating: str, joining: str) -> Job:
         exec(creating.replace("workers=4", "workers=1"), there)
         thread = threading.Thread(target=kvps_aggregator.serve, args=(there["job"],))
         thread.start()
@@ -283,6 +284,6 @@ def test_the_loop_of_the_page_of_local_steps(server: None) -> None:
         thread.join(120)
         return there["job"]  # type: ignore[no-any-return]
 
-    assert check_chain(trained(creating)) == 3, "50 steps, 50, and the 20 that were left"
-    timed = trained(clocked)
-    assert sum(c.weight for commit in timed.log() for c in commit.plan.contributions) == 120
+    assert check_chain(trained(creating, joining)) == 3, "50 steps, 50, and the 20 that were left"
+    weights = [c.weight for commit in trained(shared, sharing).log() for c in commit.plan.contributions]
+    assert (len(weights), sum(weights)) == (4, 6_000)

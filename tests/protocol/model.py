@@ -292,11 +292,11 @@ class Model:
         if not (active or s.zombie) if session else more:
             answer, t = self.scripts.join(s, worker)
             if answer[0] == "OK":
-                _, life, round_, weight_sum, kept = answer
+                _, life, round_, kept = answer
                 if self.states and kept != self._state_after(s, worker, entry.pending if entry else 0):
                     t = t._replace(wrong="a worker that joins gets a state that is not as old as its clock")
                 does = "take" if self.units else "pull"
-                begun = Session(life, 0, round_, does, weight_sum=weight_sum, state=kept)
+                begun = Session(life, 0, round_, does, state=kept)
                 t = t._replace(sessions=put(s.sessions, worker, begun))
                 if session and (session.does != "pull" or self._ends(s, session)):  # else it sees that it is out
                     t = t._replace(zombie=(worker, session))
@@ -363,8 +363,6 @@ class Model:
                 t = t._replace(wrong="a contribution is accepted on the word of an earlier run")
             if t != s and entry and entry.unit != session.unit:
                 t = t._replace(wrong="a contribution is accepted as of another unit than it was computed on")
-            if len(t.accepted) > len(s.accepted) and session.weight_sum != sum(c.worker == worker for c in s.accepted):
-                t = t._replace(wrong="a batch is trained twice, or left out")
             if answer[0] == "ACK" and session.does == "push" and entry and entry.accepted > session.seq:
                 t = t._replace(wrong="a gradient is acknowledged in the place of another")
             counts = (worker, session.incarnation, session.seq + 1) in {c[:3] for c in t.accepted}
@@ -374,12 +372,12 @@ class Model:
             if (self.drops or self.units_per_round) and told and counts != (answer[0] == "ACK"):
                 t = t._replace(wrong="a worker is not told the truth about a contribution that came late")
             match answer:
-                case ("ACK", _, _) if not self._is_safe(t, CONTROL, "push-synced"):
+                case ("ACK", _) if not self._is_safe(t, CONTROL, "push-synced"):
                     yield Step(f"{who} pushes, and waits for the replica", then(t, session._replace(does="ask")))
-                case ("ACK", round_, weight_sum):
+                case ("ACK", round_):
                     t = self._promised(t, worker, session)
                     does = "take" if self.units else "pull"
-                    after = Session(session.incarnation, session.seq + 1, round_, does, weight_sum=weight_sum)
+                    after = Session(session.incarnation, session.seq + 1, round_, does)
                     after = after._replace(state=self.scripts.state_at(session))
                     if self.units_per_round:  # it keeps the weights for another unit of the same round
                         after = after._replace(history=session.history, base=session.base)
@@ -390,7 +388,7 @@ class Model:
                     yield Step(f"{who} pushes too late", then(t, after))
                 case ("DUPLICATE",):
                     after = Session(session.incarnation, session.seq + 1, session.round, "take")
-                    after = after._replace(weight_sum=session.weight_sum, state=session.state)
+                    after = after._replace(state=session.state)
                     yield Step(f"{who} pushes a unit that another has pushed", then(t, after))
                 case ("STOPPED",):
                     yield Step(f"{who} pushes behind the last round", then(t, session._replace(does="leave")))
@@ -620,8 +618,6 @@ class Model:
                 return "a clock is not the count of commits"
             if (entry.pending if entry else 0) != waiting[worker]:
                 return "pending is not the count of what waits"
-            if entry and entry.weight_sum != sum(c.worker == worker for c in s.accepted):
-                return "a sum of weights is not that of what was accepted"
             if entry and entry.pending > self.scripts.max_pending:
                 return "more than max_pending wait"
             if entry and entry.state == GONE and entry.pending:

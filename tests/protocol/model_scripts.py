@@ -30,9 +30,6 @@ MUTANTS = {
     "push-late-plan": "push: also while the plan without it is open",
     "push-late-repeat": "push: a repeat of what was dropped is told that it counts",
     "push-late-first": "push: a repeat is told that it comes late, though it was accepted",
-    "push-weight-sum": "push: does not add the weight of what it accepts",
-    "push-weight-sum-once": "push: a repeat adds the weight again",
-    "push-weight-sum-late": "push: what is dropped adds its weight too",
     "push-round": "push: with a quorum, does not skip the rounds that were made without this worker",
     "join-own": "join: admits at the others' round though this worker was further",
     "join-others": "join: admits at the worker's own round, whatever the others did meanwhile",
@@ -40,7 +37,6 @@ MUTANTS = {
     "join-pending": "join: forgets what the last incarnation has waiting",
     "join-waits": "join: admits past rounds that the last incarnation still has waiting",
     "join-unit": "join: the last incarnation's unit is not given back",
-    "join-weight-sum": "join: begins the sum of weights anew",
     "join-restart": "join: also after a restart of the server",
     "next-unit-restart": "take: also after a restart of the server",
     "next-unit-incarnation": "take: any incarnation may take for the present one",
@@ -194,8 +190,7 @@ class Plan(NamedTuple):
 
 class Entry(NamedTuple):
     """A worker in the workers hash. `round` is that of its last accepted contribution, `unit` what it computes, `late`
-    the number of the contribution that was dropped last, `weight_sum` the sum of the weights of all incarnations'
-    accepted contributions, each of which weighs 1."""
+    the number of the contribution that was dropped last."""
 
     incarnation: int
     state: str
@@ -206,7 +201,6 @@ class Entry(NamedTuple):
     finished: bool
     unit: int | None
     late: int = 0
-    weight_sum: int = 0
 
     @property
     def counts(self) -> bool:
@@ -225,7 +219,7 @@ class Session(NamedTuple):
     """A worker's process: it will pull, push, or ask whether a push had been accepted before its link was cut.
 
     Where data is handed out it will take a unit before, or leave. `history` and version `base` are what it has pulled.
-    By `weight_sum`, as join and push have told it, it knows its next batch. `state` is what its user keeps.
+    `state` is what its user keeps.
     """
 
     incarnation: int
@@ -235,7 +229,6 @@ class Session(NamedTuple):
     unit: int | None = None
     history: int = 0
     base: int = 0
-    weight_sum: int = 0
     state: tuple[int, int] = (0, 0)
 
 
@@ -626,15 +619,14 @@ class Scripts:
         if pending and self.has("join-waits"):
             round_ = own  # a skip would count as committed before what waits is
         life = s.next(entry.incarnation if entry else 0)
-        weight_sum = entry.weight_sum if entry and self.has("join-weight-sum") else 0
-        fresh = Entry(life, ACTIVE, 0, pending, round_ - clock - pending, 0, False, None, weight_sum=weight_sum)
+        fresh = Entry(life, ACTIVE, 0, pending, round_ - clock - pending, 0, False, None)
         if entry:
             s = self.drop_unit(s, worker, "join-unit")
         waiting = [n for n in s.noted if n.worker == worker and n.round <= own]
         newest = max(waiting).state if waiting and self.has("join-state-waits") else s.states[worker]
         if self.has("join-state-rejected"):
             s = s._replace(noted=frozenset(n for n in s.noted if n.worker != worker or n.round <= own))
-        return ("OK", life, round_, weight_sum, newest), s.entered(worker, fresh)
+        return ("OK", life, round_, newest), s.entered(worker, fresh)
 
     def take(self, s: State, worker: int, incarnation: int, job: int | None = None, late: bool = False) -> Outcome:
         """`late` says that a unit is out for so long that it is handed out a second time."""
@@ -688,10 +680,9 @@ class Scripts:
                 return ("DUPLICATE",), s
             if entry.late == seq and not self.units_per_round and self.has("push-late-repeat"):
                 return ("LATE",), s
-            entry = entry._replace(weight_sum=entry.weight_sum + (not ask and not self.has("push-weight-sum-once")))
             if not self.has("push-state-lost"):
                 s = s._replace(noted=frozenset(n for n in s.noted if n[:2] != (worker, entry.round)))
-            return ("ACK", entry.round, entry.weight_sum), s.entered(worker, entry)
+            return ("ACK", entry.round), s
         if entry.state != ACTIVE and self.has("push-state"):
             return ("EVICTED",), s
         if ask:
@@ -714,8 +705,7 @@ class Scripts:
         if self.is_behind_last(s, round_) and self.has("push-stop"):
             return ("STOPPED",), s
         if late and self.has("push-late"):
-            weight_sum = entry.weight_sum + (not self.has("push-weight-sum-late"))
-            return ("LATE",), s.entered(worker, entry._replace(accepted=seq, late=seq, weight_sum=weight_sum))
+            return ("LATE",), s.entered(worker, entry._replace(accepted=seq, late=seq))
         if entry.pending >= self.max_pending and self.has("push-full"):
             return ("FULL",), s
         if self.partial and not entry.pending and self.has("push-round"):
@@ -724,10 +714,7 @@ class Scripts:
             entry = entry._replace(skip=entry.skip + missed)
         unit, keeps = entry.unit, not self.has("push-pushed")
         entry = entry._replace(accepted=seq, pending=entry.pending + 1, unit=unit if keeps else None)
-        entry = entry._replace(
-            round=s.clock[worker] + entry.pending + entry.skip,
-            weight_sum=entry.weight_sum + self.has("push-weight-sum"),
-        )
+        entry = entry._replace(round=s.clock[worker] + entry.pending + entry.skip)
         base = session.base if self.drops or self.units_per_round else 0
         state = self.state_at(session)
         c = Contribution(worker, entry.incarnation, seq, entry.round, unit, base, state)
@@ -735,9 +722,7 @@ class Scripts:
         if state != session.state:
             others = frozenset(n for n in s.noted if n[:2] != (worker, entry.round))
             s = s._replace(noted=others | {Noted(worker, entry.round, state)})
-        return ("ACK", entry.round, entry.weight_sum), s._replace(
-            inbox=tuple(sorted((*s.inbox, c)))
-        )  # a plan sorts them so anyway
+        return ("ACK", entry.round), s._replace(inbox=tuple(sorted((*s.inbox, c))))  # a plan sorts them so anyway
 
     def state_at(self, session: Session) -> tuple[int, int]:
         """What the user of a session keeps at its next push: every second one brings another state."""

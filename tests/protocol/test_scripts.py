@@ -111,7 +111,7 @@ def test_a_repeated_push_is_one_contribution(job: Job) -> None:
     push = ("w0", me.incarnation, 1, 0, 1, "0,0", job.state().history)
     assert job.access.scripts.ask("w0", me.incarnation, 1) is None
     first = job.access.scripts.push(*push)
-    assert first == (1, 1, 0, True)
+    assert first == (1, 1, True)
     assert job.access.scripts.push(*push) == first
     assert job.access.scripts.ask("w0", me.incarnation, 1) == first
     assert job.access.client.call("XLEN", job.access.keys.inbox) == 1

@@ -15,6 +15,7 @@ from helpers.ddp import loss_of, net, train_on, weights_of
 from helpers.digits_job import run_workers
 from helpers.faults import full_server
 from helpers.harness import aggregating, await_version, check_chain
+from helpers.waiting import eventually
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -218,6 +219,70 @@ def test_a_part_of_a_unit_is_not_pushed(store: Store) -> None:
             assert (worker.session.clock, worker.session.next_unit()) == (1, 1)
 
 
+def tokens_of(unit: int, step: int) -> int:
+    return 1 + (3 * unit + step) % 7
+
+
+def merged_by_tokens(units: int, units_per_round: int) -> Weights:
+    """The same in PyTorch alone: a version is the mean of its units' weights, each by its tokens."""
+    main = net()
+    for first in range(0, units, units_per_round):
+        ends, tokens = [], []
+        for unit in range(first, min(units, first + units_per_round)):
+            replica = net()
+            replica.load_state_dict(main.state_dict())
+            inner = adamw(replica.parameters())
+            for step in range(STEPS):
+                inner.zero_grad()
+                loss_of(replica, unit, step).backward()
+                inner.step()
+            tokens.append(sum(tokens_of(unit, step) for step in range(STEPS)))
+            ends.append([tokens[-1] * parameter.detach() for parameter in replica.parameters()])
+        with torch.no_grad():
+            for number, parameter in enumerate(main.parameters()):
+                parameter.copy_(torch.stack([end[number] for end in ends]).sum(0) / sum(tokens))
+    return weights_of(main)
+
+
+def test_learners_of_different_speeds_do_units_that_are_merged_by_their_tokens(store: Store) -> None:
+    """The fast learner does more of them. Which one did a unit changes no bit."""
+    ends, units = [], 6
+
+    def learn(job: kvps.Job, name: str, done: list[int], wait: Callable[[], object]) -> None:
+        model = net()
+        with kvps.torch.join(job, model, name, inner=adamw(model.parameters()), local_steps=STEPS) as worker:
+            while (unit := worker.session.next_unit()) is not None:
+                wait()
+                for step in range(STEPS):
+                    worker.pull()
+                    loss = loss_of(model, unit, step)
+                    loss.backward()
+                    worker.step(loss, weight=tokens_of(unit, step))
+                done.append(unit)
+
+    for workers in (1, 2):
+        slow, fast = list[int](), list[int]()
+
+        def while_the_other_does_the_rest(workers: int = workers, fast: list[int] = fast) -> None:
+            assert workers == 1 or eventually(lambda: len(fast) >= 3)
+
+        job = store.create_job(
+            *(f"of{workers}", kvps.torch.parameters(net())), optimizer=MEAN, reduction="weighted", workers=workers,
+            units=units, units_per_round=4, backup_after=0, worker_timeout_ms=60_000, transport="redis",
+        )  # fmt: skip
+        learners = [partial(learn, job, "w0", slow, while_the_other_does_the_rest)]
+        run_workers(job, *learners, *([partial(learn, job, "w1", fast, bool)] if workers == 2 else []))
+        assert sorted(slow + fast) == list(range(units))
+        assert workers == 1 or sum(unit < 4 for unit in fast) == 3
+        for commit in job.log():
+            for c in commit.plan.contributions:
+                assert c.weight == sum(tokens_of(c.unit, step) for step in range(STEPS))
+        check_chain(job)
+        ends.append(job.snapshot()[1])
+    assert_same_bits(*ends)
+    assert_close(ends[0], merged_by_tokens(units, 4), 1e-6)
+
+
 # -- errors --------------------------------------------------------------------------------------------------------
 
 
@@ -275,7 +340,7 @@ def test_a_gradient_with_nan_reaches_no_optimizer(store: Store, nonfinite: str) 
 def test_a_large_gradient_whose_sum_overflows_counts() -> None:
     x = nn.Parameter(torch.zeros(4))
     local = LocalSteps({"x": x}, torch.optim.SGD([x], lr=1e-38), 1, JobConfig())
-    local.begin(True, lambda: 0.0)
+    local.begin(True)
     x.grad = torch.full((4,), 3e38)
     assert local.take(None)
     assert (x < -2).all()
@@ -314,9 +379,9 @@ def test_a_wrong_loop_is_told(store: Store) -> None:
             lambda m: {"inner": muon_and_adamw(m.parameters())[:1]},
             r"'1.weight', .* or to another one, as inner=\[muon,",
         ),
-        (lambda m: {"inner": sgd(m.parameters()), "local_steps": 0}, "whole number from 1 to 1000000, or auto, not 0"),
+        (lambda m: {"inner": sgd(m.parameters()), "local_steps": 0}, "whole number from 1 to 1000000, not 0"),
         (lambda m: {"inner": sgd(m.parameters()), "local_steps": True}, "not True"),
-        (lambda m: {"inner": sgd(m.parameters()), "local_steps": "auto"}, r"with local_steps='auto' and round_ms"),
+        (lambda m: {"inner": sgd(m.parameters()), "local_steps": "auto"}, "not 'auto'"),
         (lambda m: {"inner": None}, "takes 3 local steps needs an optimizer for them: give inner="),
     ],
 )
@@ -369,7 +434,7 @@ def test_sparse_frozen_and_unused_parameters(store: Store) -> None:
 def test_the_pseudo_gradient_of_bf16_is_float32() -> None:
     x = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
     local = LocalSteps({"x": x}, torch.optim.SGD([x], lr=0.5), 1, JobConfig())
-    local.begin(True, lambda: 0.0)
+    local.begin(True)
     x.grad = torch.tensor([0.5, 1.0], dtype=torch.bfloat16)
     assert local.take(None)
     for _ in range(2):

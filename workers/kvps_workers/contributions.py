@@ -6,7 +6,7 @@ Training and `kvps verify` both compute here, so a replay makes the same bits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from kvps_workers.local_steps import LocalSteps
 from kvps_workers.rounds import Rounds
 from kvps_workers.task import Task
 
-Over = Callable[[int], bool]
 log = logging.getLogger("kvps.worker")
 
 
@@ -39,7 +38,7 @@ class Contributions:
     """The contributions of the worker of one rank, by the numbers of their rounds or units."""
 
     def __init__(self, job: Job, task: Task, rank: int, device: Device) -> None:
-        self._job, self._config, self._layout = job, job.config, job.layout
+        self._config, self._layout = job.config, job.layout
         self._task, self._rank, self._xp = task, rank, device.xp
         self._rounds = Rounds(task, self._config, rank, device.xp)
         self._local = LocalSteps(task, self._config, job.layout, device) if self._config.takes_local_steps else None
@@ -59,17 +58,13 @@ class Contributions:
             finally:
                 self._helpers = None
 
-    def compute(
-        self, params: Mapping[str, Any], number: int, accepted: int = 0, over: Over = lambda _: False
-    ) -> Computed:
+    def compute(self, params: Mapping[str, Any], number: int, accepted: int = 0) -> Computed:
         """Return contribution `number`, counted from 0: its gradient or, after local steps, its pseudo-gradient.
 
-        `accepted` is how many of this session were accepted before. `over` is called after each local step with the
-        number of samples so far, and says whether the round ends with it before its last batch. Raises TaskFailed,
-        LayoutMismatch, NotFinite."""
+        `accepted` is how many of this session were accepted before. Raises TaskFailed, LayoutMismatch, NotFinite."""
         if self._local:
             self._last, self._samples = number, 0
-            batches = self._batches(number, over)
+            batches = self._batches(number)
             loss, grads = self._local.pseudo_gradient(params, batches, accepted, self.part(number))
             return Computed(loss, grads, self._samples)
         if self._helpers:
@@ -80,45 +75,29 @@ class Contributions:
 
     def weight(self, samples: int) -> int | None:
         """Return the weight of a contribution of so many samples; None where all count alike."""
-        return samples if self._config.reduction == "weighted" or self._config.timed_rounds else None
+        return samples if self._config.reduction == "weighted" else None
 
     def next(self, session: Session) -> int | None:
-        """Return the number of the next contribution of a session; None if there is none for it. Raises CorruptData,
-        and what `Session.next_unit` raises."""
+        """Return the number of the next contribution of a session; None if there is none for it. Raises what
+        `Session.next_unit` raises."""
         if self._config.units:
             return session.next_unit()
-        if self._config.timed_rounds:
-            return None if self._quorum_is_done() else self.after(session.weight_sum)
         return session.round if session.round < self._rounds.total else None
 
     def is_over(self, number: int, session: Session) -> bool:
         """Return whether the job has made the round of contribution `number` before this pull, without this worker."""
-        return not self._config.units and not self._config.timed_rounds and session.round > number
-
-    def _quorum_is_done(self) -> bool:
-        """Whether a quorum has had all its samples. Then the run is over: it does not wait for a straggler's."""
-        if not self._config.partial_rounds:
-            return False
-        access = self._job.access
-        return int(access.client.call("SCARD", access.keys.finished)) >= self._config.quorum
+        return not self._config.units and session.round > number
 
     def log_undone(self, session: Session) -> None:
         """Log how much of this worker's data is in no version, because rounds were made without it."""
         if not self._config.partial_rounds or self._config.units:
             return
-        done, of, noun = session.clock, self._rounds.total, "round"
-        if self._config.timed_rounds:
-            done, of, noun = session.weight_sum, self._rounds.samples_in_all, "sample"
+        done, of = session.clock, self._rounds.total
         if done < of:
-            undone, its = f"{of - done:,}", counted(of, noun)
+            undone, its = f"{of - done:,}", counted(of, "round")
             log.info(
                 "worker %s has %s of its %s in no version: a quorum went on without it", session.worker, undone, its
             )
-
-    def after(self, samples: int) -> int | None:
-        """Return the number of the contribution that follows those with so many samples, if rounds end by the clock;
-        None if no batch is left. Raises CorruptData."""
-        return self._rounds.after(samples)
 
     def part(self, number: int) -> str:
         """Return the part of the model that a contribution has: a fragment, but the last one has all of it."""
@@ -148,15 +127,12 @@ class Contributions:
         """Return the state of the inner optimizer after so many accepted contributions; {} if none goes on."""
         return self._local.state(accepted) if self._local and not self._config.unit_rounds else {}
 
-    def _batches(self, number: int, over: Over) -> Iterator[tuple[float, tuple[Any, ...]]]:
-        """Yield the batches of a contribution until it is `over`, each with how many its worker has had before, as if
-        all workers of a job with units had the same number: in rounds of units, as if one worker did one of a round.
-        Count their samples."""
+    def _batches(self, number: int) -> Iterator[tuple[float, tuple[Any, ...]]]:
+        """Yield the batches of a contribution, each with how many its worker has had before, as if all workers of a job
+        with units had the same number: in rounds of units, as if one worker did one of a round. Count their samples."""
         sharing = self._config.workers if self._config.units else 1
         sharing = self._config.units_per_round if self._config.unit_rounds else sharing
         for batch in self._rounds.numbers(number):
             rows = self._rounds.rows(batch)
             self._samples += len(rows)
             yield batch / sharing, self._rounds.samples(rows)
-            if over(self._samples):
-                return

@@ -68,8 +68,6 @@ class LocalSteps:
             if self._take(grads):
                 self._step(self._config.inner_optimizer.lr_at(progress))
         self._device.exact.subtract(self._pulled, self._weights, out=self._gradient)
-        if self._config.timed_rounds and self._config.nonfinite == "skip" and not finite(self._gradient):
-            self._gradient[:] = 0  # pushed as NaN it would weigh 0, and its weight tells which batches are done
         whole = self._layout.cut(self._gradient)
         return sum(losses) / len(losses), {p.name: whole[p.name] for p in self._layout.parameters_in(part)}
 

@@ -1,8 +1,7 @@
 """The batches of each round of a worker.
 
 Training and `kvps verify` both use this module. The rows of a round follow from the job's settings, the worker's rank
-and the number of the round (or of its unit), so any process can compute the same contribution again. If rounds end by
-the clock, the number of samples before it and in it stand for the number of the round.
+and the number of the round (or of its unit), so any process can compute the same contribution again.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from kvps.config import JobConfig, division_of
-from kvps.errors import CorruptData, InvalidSetting
+from kvps.errors import InvalidSetting
 from kvps.partitions import Rows, epoch_order
 from kvps.protocol.plan import Contribution
 from kvps_workers.task import Task, blamed
@@ -27,12 +26,11 @@ def round_number(contribution: Contribution) -> int:
 class Rounds:
     """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
 
-    A round has a batch, or with local steps `config.batches_per_round` of them; the last one of all may have fewer. If
-    rounds end by the clock, one is numbered as its first batch is. Batches are numbered over all epochs too. Each epoch
-    has each row once, in an order of its own. Raises InvalidSetting, and TaskFailed if a worker has no rows.
+    A round has a batch, or with local steps `config.batches_per_round` of them; the last one of all may have fewer.
+    Batches are numbered over all epochs too. Each epoch has each row once, in an order of its own. Raises
+    InvalidSetting, and TaskFailed if a worker has no rows.
 
-    total              how many rounds there are; 0 if rounds end by the clock, because nobody knows before
-    samples_in_all     how many samples all rounds have
+    total              how many rounds there are
     batches_per_epoch  how many batches an epoch has
     """
 
@@ -45,28 +43,12 @@ class Rounds:
         self._size = len(self._data[0])
         self.procs = config.procs
         self.batches_per_epoch = math.ceil(self._size / config.batch_size)
-        self.samples_in_all = self._size * config.epochs
-        self._division = None if config.timed_rounds else division_of(self._size, config)
-        self.total = self._division.units if self._division else 0
-        self._batches_in_all = self.batches_per_epoch * config.epochs
-
-    def after(self, samples: int) -> int | None:
-        """Return the number of the batch that follows the first `samples` samples, which is that of the round if rounds
-        end by the clock; None behind the last one. Raises CorruptData if that is in the middle of a batch."""
-        epoch, rest = divmod(samples, self._size)
-        batch, within = divmod(rest, self._config.batch_size)
-        if within:
-            raise CorruptData(
-                f"the contributions of rank {self._rank} weigh {samples}, and that is no whole number of its batches: "
-                f"the data of task {self._config.task!r} has changed, or another program pushed for it"
-            )
-        number = epoch * self.batches_per_epoch + batch
-        return number if number < self._batches_in_all else None
+        self._division = division_of(self._size, config)
+        self.total = self._division.units
 
     def numbers(self, number: int) -> range:
-        """Return the numbers of the batches of a round. One that ends by the clock has some of those that are returned,
-        from the first on."""
-        return self._division.of(number) if self._division else range(number, self._batches_in_all)
+        """Return the numbers of the batches of a round."""
+        return self._division.of(number)
 
     def rows(self, batch: int) -> Rows:
         """Return the rows of a batch."""

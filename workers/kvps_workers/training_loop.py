@@ -1,8 +1,8 @@
 """A worker's training loop: join, then for every round pull, compute, push; leave when all rounds are done.
 
 A round is one batch, or as many as the worker takes local steps. The samples of a contribution follow from the seed and
-its unit, or from seed, rank and round; if rounds end by the clock, from seed, rank and the samples of the contributions
-before. So a run can be repeated, and a worker that joins again continues where its id had stopped.
+its unit, or from seed, rank and round. So a run can be repeated, and a worker that joins again continues where its id
+had stopped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
 from kvps.errors import (
     ContributionLate,
@@ -28,7 +27,6 @@ from kvps.errors import (
 )
 from kvps.job import Job
 from kvps.machine.files import private
-from kvps.session.round_timer import RoundTimer
 from kvps.session.session import Session
 from kvps_workers.contributions import Contributions
 from kvps_workers.task import Task, load_task
@@ -108,7 +106,6 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
 
 def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: float, acks: Path | None) -> None:
     with WaitReporter(job, session) as patience, contributions.helped():
-        pace = _Pace(job.config, slow)
         while True:
             with patience.waiting():
                 number = contributions.next(session)
@@ -117,20 +114,19 @@ def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: f
             part = contributions.part_to_pull(number)
             with patience.waiting():
                 params = session.pull(part)
-                pace.begin(session)
             # If the job has made that round without this worker, another one is next, for which a part does not do.
             if contributions.is_over(number, session) and (part or (number := contributions.next(session)) is None):
                 continue
             began = time.perf_counter()
-            loss, grads, samples = contributions.compute(params, number, session.accepted, pace.over)
-            began = pace.stretch(began)
+            loss, grads, samples = contributions.compute(params, number, session.accepted)
+            began = _stretch(began, slow)
             with patience.waiting():
                 weight = contributions.weight(samples)
                 counts = _push(session, grads, loss, weight, contributions.part(number))
             if counts and acks:
                 with open(acks, "a", opener=private) as file:  # one write a line: a kill cuts the last line at most
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
-            pace.stretch(began)
+            _stretch(began, slow)
 
 
 def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None, part: str) -> bool:
@@ -148,28 +144,9 @@ def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int |
             log.warning("%s; tries again", full)
 
 
-class _Pace:
-    """The pace of a worker: how `slow` stretches what it does, and when a round that ends by the clock is over. There
-    `slow` stretches each step, because a slow worker takes fewer of them, and does not push later."""
-
-    def __init__(self, config: JobConfig, slow: float) -> None:
-        self._timer = RoundTimer(config) if config.timed_rounds else None
-        self._slow = slow
-
-    def begin(self, session: Session) -> None:
-        """Begin a round with the weights that the session has just pulled."""
-        if self._timer:
-            self._timer.begin(session.version_age_s)
-
-    def stretch(self, began: float) -> float:
-        """Make what has taken place since `began` take as long as on the slow machine. Return when that was over."""
-        if self._slow > 1 and not self._timer:
-            time.sleep((self._slow - 1) * (time.perf_counter() - began))
-        return time.perf_counter()
-
-    def over(self, samples: int) -> bool:
-        """Return whether the round ends with the step that has just been taken."""
-        if not self._timer:
-            return False
-        time.sleep((self._slow - 1) * self._timer.step_s)
-        return self._timer.over()
+def _stretch(began: float, slow: float) -> float:
+    """Make what has taken place since `began` take as long as on a machine so many times as slow. Return when that was
+    over."""
+    if slow > 1:
+        time.sleep((slow - 1) * (time.perf_counter() - began))
+    return time.perf_counter()

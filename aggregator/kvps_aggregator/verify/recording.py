@@ -101,7 +101,7 @@ class Recorded:
                 raise Unproved(_damaged(path))
         return flat
 
-    def contribution(self, contribution: Contribution, weight_sum: int, weights: Array | None, encode: Encode) -> Bytes:
+    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
         """Return the contribution as it was on the wire. Raises Unproved."""
         paths = [_within(folder, _name(contribution)) for folder in self._folders]
         coding = Coding(self._layout, self._format, contribution.part)

@@ -7,10 +7,8 @@ every resulting digest is compared with the logged one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -44,11 +42,10 @@ class Source(Protocol):
     def initial(self) -> Array:
         """Return the weights of version 0, (size,) float32. Raises Unproved."""
 
-    def contribution(self, contribution: Contribution, weight_sum: int, weights: Array | None, encode: Encode) -> Bytes:
+    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
         """Return a contribution as it was on the wire: its recorded bytes, or `encode` of its (size,) float32 values.
 
-        `weight_sum` is the sum of the weights of its worker's contributions before it, `weights` are those of its base
-        version if the source wants them, else None. Raises Unproved.
+        `weights` are those of its base version if the source wants them, else None. Raises Unproved.
         """
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:
@@ -182,7 +179,6 @@ class Replay:
         self._format = format_of(config.gradient_format)
         self._inherited = inherited
         self._remainders: dict[str, Residual] = {}
-        self._weight_sums = Counter(start.weight_sums if start else {})
         self._seqs: dict[str, tuple[str, int]] = {}
         self._is_late_start = start is not None
         with located("version 0"):
@@ -232,7 +228,7 @@ class Replay:
         """Return the gradient that a plan's contributions make, and behind it the buffers, (size,) float32, reduced as
         its aggregators did."""
         gradient: Array = np.zeros(self._layout.size, DTYPE)
-        values = self._counting(plan, self._weigh(plan))
+        values = self._counting(plan)
         start, kind = self._layout.buffer_start, self._layout.buffer_kind
         if not self._layout.parts:
             reduce_plan(self._config, plan, plan.counting, values, gradient[:start], gradient[start:], kind)
@@ -250,8 +246,8 @@ class Replay:
             sums = [sum(square_sum(gradient[c.start : c.stop]) for c in part.chunks) for part in self._parts]
             np.multiply(gradient, scale_of(clip_norm, sums), out=gradient)
 
-    def _counting(self, plan: Plan, weight_sums: Mapping[Contribution, int]) -> Iterator[Array]:
-        """Yield the values of a plan's contributions that count, in its order. `weight_sums` is from `_weigh`."""
+    def _counting(self, plan: Plan) -> Iterator[Array]:
+        """Yield the values of a plan's contributions that count, in its order."""
         for contribution in plan.rejected if self._format.lossy else ():
             self._seqs[contribution.worker] = contribution.incarnation, contribution.seq
             self._remainders.pop(contribution.worker, None)  # the log does not tell what it left out
@@ -259,17 +255,7 @@ class Replay:
             if self._format.lossy:
                 self._follow(contribution)
             if contribution.weight:
-                values = self._values(contribution, weight_sums[contribution])
-                yield values.copy()  # the source may return the same memory again
-
-    def _weigh(self, plan: Plan) -> dict[Contribution, int]:
-        """Add the weights of a plan, also of what was rejected from it. Return for each contribution the sum before it
-        of those of its worker."""
-        before = {}
-        for c in sorted((*plan.contributions, *plan.rejected), key=attrgetter("round")):
-            before[c] = self._weight_sums[c.worker]
-            self._weight_sums[c.worker] += c.weight
-        return before
+                yield self._values(contribution).copy()  # the source may return the same memory again
 
     def _follow(self, c: Contribution) -> None:
         """Keep the worker's residual only if it is known to be the one before this contribution.
@@ -288,16 +274,14 @@ class Replay:
         elif behind is None or before is None or not _comes_next(before, behind, drops):
             self._remainders.pop(c.worker, None)
 
-    def _values(self, c: Contribution, weight_sum: int) -> Array:
+    def _values(self, c: Contribution) -> Array:
         """Return the values that the aggregators added, (size,) float32. Raises Unproved."""
         with located(f"contribution {c.seq} of {c.worker} (round {c.round}, on version {c.base})"):
             base = self._kept.get(c.base)
             if base is None and self._source.wants_weights:
                 raise Unproved("its weights are older than the checkpoint: begin with an earlier one")
             coding = Coding(self._layout, self._format, c.part)
-            data = self._source.contribution(
-                c, weight_sum, base, lambda values: coding.encode(values, self._residual(c))
-            )
+            data = self._source.contribution(c, base, lambda values: coding.encode(values, self._residual(c)))
             for shard, digest in enumerate(coding.digests(data)):
                 if digest != c.digests[shard]:
                     raise Unproved(f"shard {shard}: {self._source.otherwise(c, shard)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from kvps_aggregator.verify.chain import Unproved
 from kvps_aggregator.verify.recording import Recorded
 from kvps_aggregator.verify.replay import Encode, Proof, Source, prove
 from kvps_workers import Task, load_task
-from kvps_workers.contributions import Computed, Contributions
+from kvps_workers.contributions import Contributions
 from kvps_workers.rounds import round_number
 from kvps_workers.task import blamed
 
@@ -147,15 +147,12 @@ class Recomputed:
                 params = task.parameters(self._config.seed)
             return np.concatenate(self._layout.hosted(params, "parameter"))
 
-    def contribution(self, contribution: Contribution, weight_sum: int, weights: Array | None, encode: Encode) -> Bytes:
+    def contribution(self, contribution: Contribution, weights: Array | None, encode: Encode) -> Bytes:
         """Return the contribution as it was on the wire. Raises Unproved."""
         assert weights is not None
         with _unproved():
             again = self._contributions(self._members[contribution.worker].rank)
-            if self._config.timed_rounds:
-                computed = _timed(again, contribution.weight, weight_sum, self._layout.views(weights))
-            else:
-                computed = again.compute(self._layout.views(weights), round_number(contribution))
+            computed = again.compute(self._layout.views(weights), round_number(contribution))
             weight = again.weight(computed.samples)
             if contribution.weight and contribution.weight != (1 if weight is None else weight):
                 raise Unproved(f"it weighs {contribution.weight}, and its batches have {computed.samples} samples")
@@ -169,19 +166,6 @@ class Recomputed:
             f"deterministic, or {member.worker} ({member.device} on {member.host}) had another GPU, processor, BLAS or "
             f"number of threads; a job run with --record DIR can be replayed anywhere"
         )
-
-
-def _timed(contributions: Contributions, weight: int, weight_sum: int, params: Mapping[str, Array]) -> Computed:
-    """Return a contribution of a round that ended by the clock: its weight, and that of those before it, tell which
-    batches it had. Raises Unproved, CorruptData and what `Contributions.compute` raises."""
-    number = contributions.after(weight_sum)
-    computed = None if number is None else contributions.compute(params, number, over=lambda had: had >= weight)
-    if computed is None or computed.samples != weight:
-        raise Unproved(
-            f"it weighs {weight} after {counted(weight_sum, 'sample')} of its worker, and that is no whole number of "
-            f"batches: the task's data has changed, or another program pushed it"
-        )
-    return computed
 
 
 @contextmanager

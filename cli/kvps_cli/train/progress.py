@@ -23,7 +23,7 @@ from rich.text import Text
 
 from kvps.errors import KvpsError, coloured, counted
 from kvps.job import Job
-from kvps.protocol.job_state import Member, State
+from kvps.protocol.job_state import State
 from kvps.protocol.phases import WAIT
 from kvps_cli.child import Child, Line
 from kvps_cli.long_work import duration
@@ -129,7 +129,7 @@ class Display:
             table.add_row(
                 m.worker,
                 f"{m.clock:,}",
-                ProgressBar(total=total, completed=self._done(m), width=24) if total else "",
+                ProgressBar(total=total, completed=m.round, width=24) if total else "",
                 loss_text(w.loss),
                 f"{w.shares.get(WAIT, 0.0):.0%}",
                 palette.doing(w),
@@ -142,17 +142,13 @@ class Display:
         done.add_row(ProgressBar(total=c.units, completed=state.units_done, width=16), Text(view.units_text))
         return Group(title, done, table)
 
-    def _done(self, m: Member) -> int:
-        """Return how much of its work a worker has done, in what `rounds` counts."""
-        return m.weight_sum if self._job.config.timed_rounds else m.round
-
     def _work_done(self, state: State) -> dict[str, int]:
         """Return worker -> how much it has done, for each worker for which it is known how much it will do. The units
         of all workers are one entry."""
         if self._job.config.units:
             return {"": state.units_done}
         known = [m for m in state.members.values() if self._rounds.get(m.worker)]
-        return {m.worker: min(self._done(m), self._rounds[m.worker]) for m in known}
+        return {m.worker: min(m.round, self._rounds[m.worker]) for m in known}
 
     def _left(self, state: State) -> str:
         """Return the time that the slowest worker still takes at its rate so far; "" if that is not known."""

@@ -127,10 +127,8 @@ class TaskOptions(JobOptions):
                 f"the inner {static.inner_optimizer} keeps a state, which belongs to a worker and its data",
                 quiet,
             )
-        units = dict[str, Any](units=1)  # rounds that end by the clock are no units, which JobConfig says of any number
-        if not static.timed_rounds:
-            division = division_of(len(task.data(0, 1, np)[0]), static)
-            units |= {"units": division.units, "units_per_epoch": division.units_per_epoch}
+        division = division_of(len(task.data(0, 1, np)[0]), static)
+        units = dict[str, Any](units=division.units, units_per_epoch=division.units_per_epoch)
         per_round = asked_for or (0 if as_they_come else task.units_per_round)
         rated = self._with_rates(chosen, task, task.lr if static.staleness or not per_round else task.units_lr)
         try:

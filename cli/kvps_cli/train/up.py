@@ -97,7 +97,7 @@ def up(
     check_prefetch(prefetch, config)
     # Ask the task for data and parameters before anything is started or stored.
     rounds = _rounds(loaded, config, settings.most)
-    config = config if config.units or config.timed_rounds else replace(config, rounds=max(rounds.values()))
+    config = config if config.units else replace(config, rounds=max(rounds.values()))
     quiet = start_log(quiet, verbose)
     params = parameters_of(loaded, config, quiet)
     with connect.serving_store(server, quiet, joinable=False) as store:
@@ -125,12 +125,10 @@ def up(
 
 
 def _rounds(task: Task, config: JobConfig, most: int) -> dict[str, int]:
-    """Return worker -> how many rounds it will do; with units, about how many if `most` workers share them; how many
-    samples, if rounds end by the clock."""
+    """Return worker -> how many rounds it will do; with units, about how many if `most` workers share them."""
     if config.units:
         return {f"w{rank}": -(-config.units // most) for rank in range(most)}
-    each = (Rounds(task, config, rank, np) for rank in range(config.workers))
-    return {f"w{rank}": r.samples_in_all if config.timed_rounds else r.total for rank, r in enumerate(each)}
+    return {f"w{rank}": Rounds(task, config, rank, np).total for rank in range(config.workers)}
 
 
 def _train(

@@ -6,10 +6,10 @@
 --   nonce: of this call
 --   replaces: the incarnation judged dead, '*' to take over, '' for neither
 --   process: JSON: host, pid, ... of the process
--- USES job log numbers states time turns unit_rounds units weight_sums workers
--- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', sum of
---     weights as in push, its newest accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a
---     living worker | {COMPLETE, worker...}: these divide the task's data and all have joined | {NOJOB}
+-- USES job log numbers states time turns unit_rounds units workers
+-- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', its newest
+--     accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker
+--     | {COMPLETE, worker...}: these divide the task's data and all have joined | {NOJOB}
 --     | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, version, furthest, free_rank = read_job(job, 'version', 'furthest', 'free_rank')
 if refused then return refused end
@@ -21,7 +21,7 @@ local clock = tonumber(redis.call('HGET', keys.clock, worker) or '0')
 local committed = clock + tonumber(redis.call('HGET', keys.skip, worker) or '0')
 local pending = entry and entry.round - committed or 0
 local function answer()
-  return { 'OK', entry.rank, entry.incarnation, entry.round, clock, pending, entry.residual or '', weight_sum(entry),
+  return { 'OK', entry.rank, entry.incarnation, entry.round, clock, pending, entry.residual or '',
     newest_state(worker, entry.round, pending) }
 end
 
@@ -68,7 +68,6 @@ fresh.rank, fresh.incarnations = rank, (entry and entry.incarnations or 0) + 1
 fresh.nonce, fresh.incarnation = nonce, digits(fresh.incarnations) .. '-' .. nonce
 fresh.state, fresh.accepted, fresh.round = 'active', 0, round
 fresh.finished, fresh.residual = false, entry and entry.residual or nil
-fresh.weight_sums = entry and entry.weight_sums or nil
 entry = fresh
 write_worker(worker, entry)
 redis.call('HSET', keys.ranks, digits(rank), worker)

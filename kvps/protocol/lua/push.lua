@@ -12,9 +12,8 @@
 --   mode: 'ask' to change nothing, and only say whether it was accepted before
 --   part: the part of the model that it is of, or '' for all of it; lacks: parameters without a gradient, as '0-3,7'
 --   traces: of earlier iterations of the worker, "field value field value ..." each
--- USES job log names numbers run_control states time traces unit_rounds units weight_sums workers
--- Returns {ACK, clock, round, sum of the weights that were accepted from this worker, where rounds end by the clock, 1
---     if a unit may be had at once, else 0} | {LATE, version}: dropped
+-- USES job log names numbers run_control states time traces unit_rounds units weights workers
+-- Returns {ACK, clock, round, 1 if a unit may be had at once, else 0} | {LATE, version}: dropped
 --     | {DUPLICATE, version}: another worker has pushed its unit before, and that counts | {NEW} (to 'ask') | {FULL, pending}
 --     | {STOPPED, run, by, reason, ms}: the job ends, as control says, with an earlier round | {EVICTED, state} | {SEQUENCE, accepted}
 --     | {BASE, version} | {HISTORY, history} | {RESTARTED} | {UNIT, unit that the worker has}
@@ -23,15 +22,15 @@ local id, version, present_history, run_id, run = unpack(redis.call('HMGET', key
   'id', 'version', 'history', 'run_id', 'run'))
 local another = another_job(id, job)
 if another then return another end
-local max_pending, units, late, reduction, local_steps, workers, staleness, quorum = unpack(redis.call('HMGET',
-  keys.config, 'max_pending', 'units', 'late', 'reduction', 'local_steps', 'workers', 'staleness', 'quorum'))
+local max_pending, units, late, reduction, workers, staleness, quorum = unpack(redis.call('HMGET',
+  keys.config, 'max_pending', 'units', 'late', 'reduction', 'workers', 'staleness', 'quorum'))
 local seq, base = whole(seq), whole(base)
 local entry = read_worker(worker)
 if not entry or entry.incarnation ~= incarnation then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
 -- Checked before the state: an accepted contribution stays acknowledged, also to a worker that was evicted since.
 if seq and seq == entry.accepted and seq > 0 then
   if seq == entry.late then return { late == 'drop' and 'LATE' or 'DUPLICATE', version } end
-  return { 'ACK', entry.acked, entry.round, weight_sum(entry), 1 }
+  return { 'ACK', entry.acked, entry.round, 1 }
 end
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
 local lost = restarted(run_id)
@@ -79,7 +78,6 @@ if missed > 0 then
   redis.call('ZADD', keys.rounds, committed + missed, worker)
 end
 entry.accepted, entry.acked, entry.round = seq, clock + pending + 1, entry.round + 1
-if local_steps == 'auto' then add_weight(entry, weight_number, whole(max_pending)) end
 local round = digits(entry.round)
 -- This text goes into the plan and the log as it is: no script takes it apart and puts it together again.
 local text = table.concat({ worker, incarnation, digits(seq), round, digits(base), weight, entry.unit or '-',
@@ -97,4 +95,4 @@ write_worker(worker, entry)
 redis.call('ZADD', keys.pushed, round, worker)
 append_traces(keys.trace, traces, whole(workers), keys.losses)
 local more = not rounds or more_units(rounds, whole(version))
-return { 'ACK', entry.acked, entry.round, weight_sum(entry), more and 1 or 0 }
+return { 'ACK', entry.acked, entry.round, more and 1 or 0 }

@@ -1,9 +1,8 @@
-"""What `kvps up` shows: bars, and the time that is left, also where rounds end by the clock."""
+"""What `kvps up` shows: bars, and the time that is left."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from helpers.harness import aggregating, await_version, gradient, model
 from kvps_cli.train.progress import Display
@@ -26,33 +25,29 @@ def bar_of(text: str) -> str:
     return "".join(re.findall("[━╸╺]", line))
 
 
-def shown(store: Store, weight: int | None, total: int, **settings: Any) -> tuple[str, str]:
-    """Return the line and the table of a job of which w0 has done one contribution of `weight`, of `total` in all."""
-    job = store.create_job("j", model(), workers=1, **settings)
+def shown(store: Store, total: int) -> tuple[str, str]:
+    """Return the line and the table of a job of which w0 has done one round, of `total` in all."""
+    job = store.create_job("j", model(), workers=1)
     display = Display(job, {"w0": total}, quiet=True)
     with aggregating(job), job.join("w0") as session:
         display.observe(job.state())
-        session.push(gradient(session.pull(), 0, 0), weight=weight)
+        session.push(gradient(session.pull(), 0, 0))
         await_version(job, 1)
         display.observe(job.state())
         return display.line(job.state()), rendered(display, job)
 
 
-def test_rounds_that_end_by_the_clock_are_counted_in_samples(store: Store) -> None:
-    timed = {"local_steps": "auto", "round_ms": 1_000, "reduction": "weighted"}
-    line, table = shown(store, 30, 120, **timed)
+def test_what_is_done_of_a_known_number_of_rounds_has_a_bar_and_a_time_left(store: Store) -> None:
+    line, table = shown(store, 4)
     assert line.endswith(" s left")
     assert len(bar_of(table)) == 24
     assert " s left" in table
-    store.remove_job("j")
-    line, _ = shown(store, None, 4)
-    assert line.endswith(" s left"), "other rounds are counted as rounds"
 
 
 def test_what_is_done_or_unknown_has_no_time_left(store: Store) -> None:
-    line, _ = shown(store, None, 1)
+    line, _ = shown(store, 1)
     assert "left" not in line
     store.remove_job("j")
-    line, table = shown(store, None, 0)
+    line, table = shown(store, 0)
     assert "left" not in line
     assert bar_of(table) == ""

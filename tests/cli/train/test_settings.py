@@ -52,10 +52,6 @@ def test_a_time_too_short_for_milliseconds_is_refused() -> None:
         ("--worker-timeout 2.5 --lease 1", {"worker_timeout_ms": 2500, "lease_ms": 1000}),
         ("--optimizer adam:beta1=0.8", {"optimizer": kvps.Adam(beta1=0.8)}),
         ("--lr 0.2", {"optimizer": kvps.SGD(lr=0.2)}),
-        (
-            "--local-steps auto --round-time 0.5 --reduction weighted",
-            {"local_steps": "auto", "round_ms": 500, "reduction": "weighted"},
-        ),
         ("--local-steps 12", {"local_steps": 12}),
     ],
 )
@@ -118,10 +114,6 @@ def test_a_task_trains_in_rounds_of_units_whatever_the_number_of_workers() -> No
         ("--units-per-round 0", ""),
         ("--quorum 2", "quorum closes a round without some contributions"),
         ("--gradient-format int8", "gradient_format int8 keeps what it leaves out at the worker"),
-        (
-            "--local-steps auto --round-time 1 --reduction weighted",
-            "units (--data units) have a fixed number of batches",
-        ),
         ("--local-steps 4 --inner-optimizer adam", "the inner adam"),
         ("--local-steps 4 --fragments 2", "fragments are for workers with data of their own"),
     ],
@@ -163,7 +155,7 @@ def test_rounds_of_units_that_were_asked_for_are_refused_in_one_line(arguments: 
         ("--lease 0.01", "--lease must be from 0.1 to 86400 seconds, not 0.01"),
         ("--worker-timeout nan", "--worker-timeout must be from 0.1 to 86400 seconds, not nan"),
         ("--epochs 0", "--epochs must be 1 or more, not 0"),
-        ("--round-time inf", "--round-time must be from 0 to 86400 seconds, not inf"),
+        ("--grace inf", "--grace must be from 0 to 86400 seconds, not inf"),
     ],
 )
 def test_what_is_out_of_range_is_named_as_the_option(arguments: str, words: str) -> None:
@@ -172,25 +164,7 @@ def test_what_is_out_of_range_is_named_as_the_option(arguments: str, words: str)
     assert str(caught.value) == words
 
 
-TIMED = "--local-steps auto --round-time 1 --reduction weighted"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("--local-steps auto", "set round_ms, on a command line --round-time SECONDS"),
-        (f"{TIMED} --data units", "units (--data units) have a fixed number of batches each"),
-        ("--local-steps 1e3", "not '1e3'"),
-    ],
-)
-def test_rounds_that_end_by_the_clock_are_refused_in_one_line_where_they_do_not_fit(arguments: str, words: str) -> None:
-    with pytest.raises(kvps.InvalidSetting) as caught:
-        settings_of(TaskOptions, arguments).job_config("digits", load_task("digits"))
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_rounds_that_end_by_the_clock_have_the_rates_of_local_steps() -> None:
+def test_local_steps_have_rates_of_their_own() -> None:
     task = load_task("digits")
-    config = settings_of(TaskOptions, TIMED).job_config("digits", task)
+    config = settings_of(TaskOptions, "--local-steps 4").job_config("digits", task)
     assert (config.optimizer, config.inner_optimizer) == (kvps.SGD(lr=1.0), kvps.SGD(lr=task.lr))
