@@ -20,8 +20,8 @@ from playwright.sync_api import sync_playwright
 
 from kvps.server import private_server
 
-COMMAND = ["up", "digits", "--staleness", "2", "--slow", "w2=2x", "--local-steps", "24"]
-COMMAND += ["--inner-optimizer", "sgd:lr=0.002", "--epochs", "4000", "--quiet"]
+COMMAND = ["up", "digits", "--staleness", "2", "--slow", "w2=2x", "--batch-size", "1024", "--lr", "0.002"]
+COMMAND += ["--epochs", "40000", "--quiet"]
 SIZE = {"width": 1180, "height": 1136}
 COLOURS = 256  # of the picture, which is mostly flat
 LONG_ENOUGH = 14_000  # ms, so that the timeline is full

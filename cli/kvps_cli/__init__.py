@@ -84,10 +84,10 @@ def _run(app: typer.Typer) -> int:
 
 def _instead(error: Exception) -> str:
     """Return what takes the place of an unknown option, if an older version of kvps had it, else ""."""
-    from kvps.config.gone import GONE
+    from kvps.config.gone import GONE, OF_SCRIPTS
 
     option = getattr(error, "option_name", "")
-    instead = GONE.get(option.removeprefix("--").replace("-", "_"))
+    instead = (GONE | OF_SCRIPTS).get(option.removeprefix("--").replace("-", "_"))
     return f"there is no {option} any more: {instead}" if instead else ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvps import optim
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Layout
 from kvps.arrays.weight_view import has_view
@@ -18,7 +17,6 @@ def check(s: UncheckedConfig) -> None:
     _check_numbers(s)
     _check_unit_rounds(s)
     _check_quorum(s)
-    _check_local_steps(s)
     _check_fragments(s)
     _check_shared_memory(s)
 
@@ -78,23 +76,6 @@ def _check_quorum(s: UncheckedConfig) -> None:
         raise InvalidSetting("grace is the time after a quorum: set quorum too")
     if s.late == "drop" and not s.partial_rounds:
         raise InvalidSetting("late drop is for rounds that a quorum closes: set quorum and staleness 0")
-
-
-def _check_local_steps(s: UncheckedConfig) -> None:
-    if s.local_steps == 1 and s.inner_optimizer != optim.SGD():
-        raise InvalidSetting(
-            "inner_optimizer takes local steps, and local_steps is 1: give local_steps from 2 on, or leave it out"
-        )
-    if isinstance(s.inner_optimizer, optim.CustomOptimizer):
-        raise InvalidSetting("inner_optimizer must be one of kvps's own: only the job's optimizer may be module:Class")
-    if s.inner_optimizer.groups or s.inner_optimizer.clip_norm:
-        raise InvalidSetting(
-            "inner_optimizer steps on all parameters alike: groups and clip_norm are for the job's optimizer"
-        )
-    if s.takes_local_steps and s.procs > 1:
-        raise InvalidSetting(
-            "local_steps steps on each batch, and procs is for a worker that pushes each gradient: set only one"
-        )
 
 
 def _check_fragments(s: UncheckedConfig) -> None:

@@ -14,9 +14,23 @@ GONE = {
     "mirror_every": "an aggregator gives Redis the weights once a second, when it ends, and with each checkpoint",
     "round_ms": "in a job of units (samples or units, --data units) a fast worker does more of them",
     "round_time": "with --data units a fast worker does more units",
+    "inner_optimizer": "a script takes local steps: kvps run, and kvps.torch.Optimizer(..., inner=adamw)",
     "spans": "workers and aggregators always record how long their phases take",
 }
 """Name of a setting, as in Python, or of a command, as it was typed -> what to do instead."""
 
-UNUSED = {"delay_compensation": "0", "delay_versions": "0", "partition": "task", "push_every": "1", "round_ms": "0"}
+OF_SCRIPTS = dict.fromkeys(
+    ("local_steps", "fragments"), "a script takes local steps: kvps run, and kvps.torch.Optimizer(..., inner=adamw)"
+)
+"""Name of a setting whose option the commands for tasks no longer have -> what to do instead."""
+
+UNUSED = {
+    "delay_compensation": "0",
+    "delay_versions": "0",
+    "partition": "task",
+    "push_every": "1",
+    "round_ms": "0",
+    "inner_optimizer": '{"kind": "sgd", "lr": 0.1, "maximize": false, "momentum": 0.0, "nesterov": false, '
+    '"weight_decay": 0.0, "dampening": 0.0}',
+}
 """Name of a setting -> its text in the config hash of a job that did not use it. Such a job goes on."""

@@ -17,7 +17,6 @@ class JobSettings(TypedDict, total=False):
     optimizer: Optimizer | str
     local_steps: int
     fragments: int
-    inner_optimizer: Optimizer
     reduction: str
     staleness_scaling: Literal["none", "inverse", "inverse-sqrt"]
     gradient_format: str

@@ -13,8 +13,8 @@ UNITS_PER_ROUND = 4
 
 
 def division_of(samples: int, s: UncheckedConfig) -> Division:
-    """Return which batches of so many samples belong to which unit, or round of a worker: those of one push. Local
-    steps go on from one epoch to the next."""
+    """Return which batches of so many samples belong to which unit: those of one push. Local steps go on from one
+    epoch to the next."""
     return Division(math.ceil(samples / s.batch_size), s.epochs, s.batches_per_round)
 
 

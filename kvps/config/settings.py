@@ -68,17 +68,6 @@ class UncheckedConfig:
         bounds=(0, 4_096),
         group="Training",
     )
-    inner_optimizer: optim.Optimizer = field(
-        default_factory=optim.SGD,
-        metadata={
-            "spec": Spec(
-                "The optimizer with which a task's worker takes its local steps, written as for --optimizer.",
-                why_not=specs.not_an_optimizer,
-                metavar="NAME[:K=V,...]",
-                group="Training",
-            )
-        },
-    )
     reduction: str = setting(
         "mean",
         "How contributions become one gradient: mean divides their sum by the number of members, sum does not; "
@@ -338,14 +327,6 @@ class UncheckedConfig:
     def skips_missing(self) -> bool:
         """Whether a parameter without a gradient in any contribution of a version stays as it is."""
         return self.missing == "skip"
-
-    @property
-    def inner_state(self) -> bool:
-        """Whether a task's workers keep a state from round to round, that of their inner optimizer or weights of their
-        own: then no round can be computed alone."""
-        if self.unit_rounds:  # the state begins anew in each unit, which any worker may compute
-            return False
-        return self.takes_local_steps and (bool(self.inner_optimizer.slots) or self.fragments > 1)
 
     @property
     def lease_look_s(self) -> float:

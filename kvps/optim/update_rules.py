@@ -1,6 +1,6 @@
 """One optimizer step on a stretch of arrays. Pure: reads weights and state, writes the next ones elsewhere.
 
-The aggregator steps by it on what it reduced, and a task's worker in its local steps.
+The aggregator steps by it on what it reduced.
 
 Every operation is elementwise and in float32, in the order of PyTorch's single-tensor optimizers. So a run can be
 compared with DistributedDataParallel, and cutting a shard into stretches changes no bit.

@@ -241,15 +241,6 @@ def test_an_option_that_is_none(own_rules: Path, text: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_workers_take_local_steps_with_optimizers_of_kvps_alone(own_rules: Path) -> None:
-    """A host of the queue lists the tasks that it imports, and a job's settings may not name more."""
-    with pytest.raises(kvps.InvalidSetting, match=r"^inner_optimizer must be one of kvps's own: only the job's "):
-        kvps.JobConfig(local_steps=2, inner_optimizer=parse(OWN))
-    stored = kvps.JobConfig(local_steps=2).to_hash() | {"inner_optimizer": json.dumps(PLAIN)}
-    with pytest.raises(kvps.CorruptData, match="inner_optimizer must be one of kvps's own"):
-        kvps.JobConfig.from_hash(stored)
-
-
 def test_other_state_than_that_of_the_job_is_refused(store: Store, own_rules: Path) -> None:
     job = store.create_job("job", large_model(), optimizer=OWN)
     source = (own_rules / "own_rules.py").read_text().replace('("momentum",)', '("momentum", "more")')

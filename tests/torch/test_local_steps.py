@@ -147,6 +147,36 @@ def test_local_sgd_averages_the_weights_of_a_model_of_several_chunks(store: Stor
     assert_close(ends, plain(2, sgd, partial(torch.optim.SGD, lr=1.0), STEPS * 2, hidden), 1e-5)
 
 
+def test_fedavg_weighs_workers_by_their_samples(store: Store) -> None:
+    """Each model counts by the samples that it has seen since the last version."""
+    job, samples = create(store, net(), MEAN, workers=2, reduction="weighted"), [30, 10]
+
+    def client(rank: int, model: nn.Module) -> None:
+        inner = sgd(model.parameters())
+        with kvps.torch.join(job, model, f"w{rank}", inner=inner, local_steps=STEPS) as worker:
+            for number in range(2 * STEPS):
+                worker.pull()
+                loss = loss_of(model, rank, number)
+                loss.backward()
+                worker.step(loss, weight=samples[rank])
+
+    run_workers(job, *(partial(client, rank, net()) for rank in range(2)))
+    main, replicas = net(), [net(), net()]
+    for first in (0, STEPS):
+        for rank, replica in enumerate(replicas):
+            replica.load_state_dict(main.state_dict())
+            inner = sgd(replica.parameters())
+            for number in range(first, first + STEPS):
+                inner.zero_grad()
+                loss_of(replica, rank, number).backward()
+                inner.step()
+        with torch.no_grad():
+            for mean, *ends in zip(main.parameters(), *(replica.parameters() for replica in replicas), strict=True):
+                mean.copy_(sum(n * end for n, end in zip(samples, ends, strict=True)) / sum(samples))
+    assert_close(job.snapshot()[1], weights_of(main), 1e-5)
+    assert [[c.weight for c in commit.plan.contributions] for commit in job.log()] == [[90, 30]] * 2
+
+
 # -- one round -----------------------------------------------------------------------------------------------------
 
 

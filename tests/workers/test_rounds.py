@@ -72,17 +72,6 @@ def test_each_epoch_has_each_row_once(samples: int, workers: int, batch_size: in
         assert 0 < sizes[-1] <= batch_size
 
 
-@pytest.mark.parametrize("steps", [2, 3, 7, 26, 100])
-def test_local_steps_go_on_from_one_epoch_to_the_next(steps: int) -> None:
-    one, local = _rounds(50), _rounds(50, local_steps=steps)
-    batches = [one.rows(number).tolist() for number in range(one.total)]
-    pushes = [[local.rows(batch).tolist() for batch in local.numbers(number)] for number in range(local.total)]
-    assert [rows for push in pushes for rows in push] == batches
-    assert [len(push) for push in pushes[:-1]] == [steps] * (len(pushes) - 1)
-    assert 0 < len(pushes[-1]) <= steps
-    assert division_of(50, JobConfig(batch_size=4, epochs=2, local_steps=steps)).units == local.total
-
-
 def test_units_are_the_pushes_of_all_data() -> None:
     config = JobConfig(batch_size=4, epochs=2)
     rounds = _rounds(50, rank=1, workers=2, units=division_of(50, config).units)
@@ -96,6 +85,13 @@ def test_a_worker_without_a_sample_is_told_of() -> None:
         _rounds(2, rank=2, workers=3)
     with pytest.raises(kvps.InvalidSetting, match="needs a batch_size from 1, and its job has 0"):
         _rounds(2, batch_size=0)
+
+
+def test_a_job_of_local_steps_is_none_for_a_task(store: Store) -> None:
+    job = digits_job(store, local_steps=4)
+    with pytest.raises(kvps.InvalidSetting, match="takes 4 local steps, and a task's worker pushes each gradient"):
+        training(job, "w0")[0]()
+    assert job.state().members == {}
 
 
 # -- on a real server ----------------------------------------------------------------------------------------------

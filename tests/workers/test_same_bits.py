@@ -21,7 +21,6 @@ EACH = {
     "short weights": {"weight_format": "bf16"},
     "differences": {"weight_format": "int8"},
     "outliers": {"reject_norm": 1.5},
-    "local steps": {"local_steps": 3, "inner_optimizer": kvps.SGD(lr=0.3), "units": 5, "units_per_epoch": 5},
     "shared memory": {"transport": "shm", "optimizer": parse("sgd:lr=0.3,momentum=0.9")},
 }
 

@@ -1,4 +1,4 @@
-"""What a worker pushes in each round: a gradient, or how far its local steps came.
+"""What a worker pushes in each round.
 
 Training and `kvps verify` both compute here, so a replay makes the same bits.
 """
@@ -10,16 +10,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from numpy.typing import NDArray
-
-from kvps.arrays.parts import fragment_of
 from kvps.device.base import Device
 from kvps.errors import counted
 from kvps.job import Job
 from kvps.session.session import Session
 from kvps_workers.gradient import round_gradient
 from kvps_workers.helper_processes import HelperProcesses
-from kvps_workers.local_steps import LocalSteps
 from kvps_workers.rounds import Rounds
 from kvps_workers.task import Task
 
@@ -41,10 +37,7 @@ class Contributions:
         self._config, self._layout = job.config, job.layout
         self._task, self._rank, self._xp = task, rank, device.xp
         self._rounds = Rounds(task, self._config, rank, device.xp)
-        self._local = LocalSteps(task, self._config, job.layout, device) if self._config.takes_local_steps else None
         self._helpers: HelperProcesses | None = None
-        self._last: int | None = None  # the last one that was computed
-        self._samples = 0  # that its local steps have had so far
 
     @contextmanager
     def helped(self) -> Iterator[None]:
@@ -58,15 +51,8 @@ class Contributions:
             finally:
                 self._helpers = None
 
-    def compute(self, params: Mapping[str, Any], number: int, accepted: int = 0) -> Computed:
-        """Return contribution `number`, counted from 0: its gradient or, after local steps, its pseudo-gradient.
-
-        `accepted` is how many of this session were accepted before. Raises TaskFailed, LayoutMismatch, NotFinite."""
-        if self._local:
-            self._last, self._samples = number, 0
-            batches = self._batches(number)
-            loss, grads = self._local.pseudo_gradient(params, batches, accepted, self.part(number))
-            return Computed(loss, grads, self._samples)
+    def compute(self, params: Mapping[str, Any], number: int) -> Computed:
+        """Return contribution `number`, counted from 0. Raises TaskFailed, LayoutMismatch."""
         if self._helpers:
             gradient = self._helpers.round_gradient(self._task, self._rounds, number, params)
         else:
@@ -98,41 +84,3 @@ class Contributions:
             log.info(
                 "worker %s has %s of its %s in no version: a quorum went on without it", session.worker, undone, its
             )
-
-    def part(self, number: int) -> str:
-        """Return the part of the model that a contribution has: a fragment, but the last one has all of it."""
-        fragments = self._config.fragments
-        return fragment_of(number, fragments) if fragments > 1 and number < self._rounds.total - 1 else ""
-
-    def part_to_pull(self, number: int) -> str:
-        """Return the part of the weights that a contribution needs: the fragment that was pushed before it, or all."""
-        return self.part(self._last) if self._last is not None and self._last == number - 1 else ""
-
-    def resume(self, session: Session) -> None:
-        """Go on from the state of the inner optimizer that the worker left, and say if there is none. Raises
-        CorruptData."""
-        if self._local and self._config.inner_optimizer.slots and not self._config.unit_rounds:
-            kind = self._config.inner_optimizer.kind
-            if self._local.restore(session.inherited_state()):
-                log.info("worker %s: its inner %s goes on from the state that it left", session.worker, kind)
-            elif session.clock:
-                log.warning(
-                    "worker %s: its inner %s starts anew, because the last process did not leave its state: it was "
-                    "killed or evicted",
-                    session.worker,
-                    kind,
-                )
-
-    def state(self, accepted: int) -> dict[str, NDArray[Any]]:
-        """Return the state of the inner optimizer after so many accepted contributions; {} if none goes on."""
-        return self._local.state(accepted) if self._local and not self._config.unit_rounds else {}
-
-    def _batches(self, number: int) -> Iterator[tuple[float, tuple[Any, ...]]]:
-        """Yield the batches of a contribution, each with how many its worker has had before, as if all workers of a job
-        with units had the same number: in rounds of units, as if one worker did one of a round. Count their samples."""
-        sharing = self._config.workers if self._config.units else 1
-        sharing = self._config.units_per_round if self._config.unit_rounds else sharing
-        for batch in self._rounds.numbers(number):
-            rows = self._rounds.rows(batch)
-            self._samples += len(rows)
-            yield batch / sharing, self._rounds.samples(rows)

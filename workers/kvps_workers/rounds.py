@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from kvps.config import JobConfig, division_of
+from kvps.config import JobConfig
 from kvps.errors import InvalidSetting
 from kvps.partitions import Rows, epoch_order
 from kvps.protocol.plan import Contribution
@@ -26,9 +26,8 @@ def round_number(contribution: Contribution) -> int:
 class Rounds:
     """The rounds of one worker, numbered from 0 over all epochs; of a job with units, the units.
 
-    A round has a batch, or with local steps `config.batches_per_round` of them; the last one of all may have fewer.
-    Batches are numbered over all epochs too. Each epoch has each row once, in an order of its own. Raises
-    InvalidSetting, and TaskFailed if a worker has no rows.
+    A round has a batch. Each epoch has each row once, in an order of its own. Raises InvalidSetting, and TaskFailed if
+    a worker has no rows.
 
     total              how many rounds there are
     batches_per_epoch  how many batches an epoch has
@@ -43,18 +42,13 @@ class Rounds:
         self._size = len(self._data[0])
         self.procs = config.procs
         self.batches_per_epoch = math.ceil(self._size / config.batch_size)
-        self._division = division_of(self._size, config)
-        self.total = self._division.units
+        self.total = self.batches_per_epoch * config.epochs
 
-    def numbers(self, number: int) -> range:
-        """Return the numbers of the batches of a round."""
-        return self._division.of(number)
-
-    def rows(self, batch: int) -> Rows:
-        """Return the rows of a batch."""
-        epoch, number = divmod(batch, self.batches_per_epoch)
+    def rows(self, number: int) -> Rows:
+        """Return the rows of a round."""
+        epoch, batch = divmod(number, self.batches_per_epoch)
         size = self._config.batch_size
-        return self._order(epoch)[number * size : (number + 1) * size]
+        return self._order(epoch)[batch * size : (batch + 1) * size]
 
     def samples(self, rows: Rows) -> tuple[Any, ...]:
         """Return these rows of each array of the data."""

@@ -1,8 +1,7 @@
 """A worker's training loop: join, then for every round pull, compute, push; leave when all rounds are done.
 
-A round is one batch, or as many as the worker takes local steps. The samples of a contribution follow from the seed and
-its unit, or from seed, rank and round. So a run can be repeated, and a worker that joins again continues where its id
-had stopped.
+A round is one batch. The samples of a contribution follow from the seed and its unit, or from seed, rank and round. So
+a run can be repeated, and a worker that joins again continues where its id had stopped.
 """
 
 from __future__ import annotations
@@ -61,6 +60,11 @@ def train(
             f"procs={config.procs} is for workers on the CPU, and this one is on {device.name}: create the job with "
             f"procs=1"
         )
+    if config.takes_local_steps:
+        raise InvalidSetting(
+            f"job {job.name!r} takes {config.local_steps} local steps, and a task's worker pushes each gradient: train "
+            f"it in a script, with kvps.torch and inner="
+        )
     if slow < 1:
         raise InvalidSetting(f"slow must be 1 or more, not {slow:g}")
     task = load_task(config.task)
@@ -89,19 +93,17 @@ def train(
 def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
     """Pull, compute and push until no batch is left for this worker; then leave."""
     contributions = Contributions(job, task, session.rank, device)
-    contributions.resume(session)
     try:
         _do_rounds(job, session, contributions, slow, acks)
     except JobStopped as stopped:
         log.info("%s", stopped)
-        session.leave(state=contributions.state(session.accepted))
-        return
     except BaseException:
         with suppress(KvpsError):  # the user must see the first error
-            session.leave(finished=False, state=contributions.state(session.accepted))
+            session.leave(finished=False)
         raise
-    contributions.log_undone(session)
-    session.leave(state=contributions.state(session.accepted))
+    else:
+        contributions.log_undone(session)
+    session.leave()
 
 
 def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: float, acks: Path | None) -> None:
@@ -111,31 +113,29 @@ def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: f
                 number = contributions.next(session)
             if number is None:
                 return
-            part = contributions.part_to_pull(number)
             with patience.waiting():
-                params = session.pull(part)
-            # If the job has made that round without this worker, another one is next, for which a part does not do.
-            if contributions.is_over(number, session) and (part or (number := contributions.next(session)) is None):
-                continue
+                params = session.pull()
+            # If the job has made that round without this worker, another one is next.
+            if contributions.is_over(number, session) and (number := contributions.next(session)) is None:
+                return
             began = time.perf_counter()
-            loss, grads, samples = contributions.compute(params, number, session.accepted)
+            loss, grads, samples = contributions.compute(params, number)
             began = _stretch(began, slow)
             with patience.waiting():
-                weight = contributions.weight(samples)
-                counts = _push(session, grads, loss, weight, contributions.part(number))
+                counts = _push(session, grads, loss, contributions.weight(samples))
             if counts and acks:
                 with open(acks, "a", opener=private) as file:  # one write a line: a kill cuts the last line at most
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
             _stretch(began, slow)
 
 
-def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None, part: str) -> bool:
+def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None) -> bool:
     """Push, and try again while the server's memory is full: commits of others, or an operator, make room. Return False
     if it does not count: it came late and was dropped, or another worker has pushed the same unit before."""
     while True:
         try:
             before = session.duplicates
-            session.push(grads, loss, weight, part)
+            session.push(grads, loss, weight)
             return session.duplicates == before
         except ContributionLate as late:
             log.debug("%s", late)

@@ -96,13 +96,11 @@ def _version(job: Job) -> int:
     return -1
 
 
-def replayed(store: Store, job: Job, checkpoints: Path | None = None, record: Path | None = None) -> str:
-    """Replay the whole job in a separate process: with one thread, as its workers had, or from a record. Return "" or
-    the difference."""
+def replayed(store: Store, job: Job, checkpoints: Path | None = None) -> str:
+    """Replay the whole job in a separate process with one thread, as its workers had. Return "" or the difference."""
     verified = subprocess.run(
         [sys.executable, "-P", "-m", "kvps", "verify", job.name, "--quiet"]
-        + (["--checkpoints", str(checkpoints)] if checkpoints else [])
-        + (["--record", str(record)] if record else []),
+        + (["--checkpoints", str(checkpoints)] if checkpoints else []),
         env=SAME_BITS | os.environ | {"KVPS_REDIS_URL": store.url},
         capture_output=True,
         text=True,

@@ -97,7 +97,7 @@ def proof_of(
     source: Source | None = None
     if record is not None:
         source = Recorded(record, job.name, state.id, job.layout, job.config.gradient_format)
-    elif job.config.task and not job.config.inner_state:
+    elif job.config.task and not job.config.takes_local_steps:
         source = Recomputed(job, state)
     with work.stage("reading the log"):
         log = _WatchedLog(job, state, checkpoints, work)
@@ -204,12 +204,6 @@ def _show(state: State, proof: Proof, config: JobConfig) -> None:
         print(
             f"replayed    nothing: the log begins after version {proof.since}; give --checkpoints DIR, where "
             f"the rest was moved if the aggregator had one, or --from FILE, a checkpoint of that version or a later one"
-        )
-    elif config.inner_state:
-        inner = config.inner_optimizer.kind
-        print(
-            f"replayed    nothing: the state of the inner {inner} goes on from round to round, so no round can be "
-            f"computed alone; give --record DIR, as to kvps aggregator start"
         )
     else:
         print("replayed    nothing: no task computes its gradients again, and no --record DIR was given")

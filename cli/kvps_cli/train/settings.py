@@ -23,7 +23,8 @@ from kvps_cli.output import say
 WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
 _OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
-_TASKS_ONLY = (*_OF_TASK, "procs", "inner_optimizer")  # a script has its own loop
+_TASKS_ONLY = (*_OF_TASK, "procs")  # a script has its own loop
+_SCRIPTS_ONLY = ("local_steps", "fragments")  # a task's worker pushes each gradient
 _ELASTIC = (
     "With MIN:MAX, of a job that hands out units, that holds of MIN workers, and up to MAX are kept at work: see kvps "
     "scale."
@@ -78,9 +79,7 @@ class JobOptions(SharedOptions):
         }
         if "optimizer" in given or values["lr"] is not None:
             given["optimizer"] = optim.parse(values["optimizer"], values["lr"])
-        of_task = {"inner": values["inner_optimizer"], "data": values["data"]} if "data" in values else {}
-        if "inner_optimizer" in given:
-            given["inner_optimizer"] = optim.parse(values["inner_optimizer"])
+        of_task = {"data": values["data"]} if "data" in values else {}
         most = max(most, given.get("workers", 0))
         return cls(given=given, optimizer=values["optimizer"], lr=values["lr"], most=most, **of_task)
 
@@ -89,11 +88,9 @@ class JobOptions(SharedOptions):
 class TaskOptions(JobOptions):
     """The settings of a new job that trains a task.
 
-    inner  the value of --inner-optimizer
-    data   the value of --data; "" if it was not given
+    data  the value of --data; "" if it was not given
     """
 
-    inner: str
     data: str
 
     def job_config(self, name: str, task: CheckedTask, quiet: bool = True) -> JobConfig:
@@ -117,20 +114,14 @@ class TaskOptions(JobOptions):
         asked_for = chosen.pop("units_per_round", None)
         if asked_for and self.data == "static":
             raise InvalidSetting("--units-per-round makes rounds of units: leave --data static out")
-        static = JobConfig(task=name, **self._with_rates(chosen, task, task.lr))
+        static = JobConfig(task=name, **self._with_rate(chosen, task.lr))
         as_they_come = asked_for == 0 or static.staleness == ASP
         if self.data == "static" or (as_they_come and not self.data and not asked_for):
             return static
-        if static.takes_local_steps and static.inner_optimizer.slots and not (self.data or asked_for):
-            return self._with_own_parts(
-                static,
-                f"the inner {static.inner_optimizer} keeps a state, which belongs to a worker and its data",
-                quiet,
-            )
         division = division_of(len(task.data(0, 1, np)[0]), static)
         units = dict[str, Any](units=division.units, units_per_epoch=division.units_per_epoch)
         per_round = asked_for or (0 if as_they_come else task.units_per_round)
-        rated = self._with_rates(chosen, task, task.lr if static.staleness or not per_round else task.units_lr)
+        rated = self._with_rate(chosen, task.lr if static.staleness or not per_round else task.units_lr)
         try:
             return JobConfig(task=name, units_per_round=per_round, **units, **rated)
         except InvalidSetting as contradiction:
@@ -138,24 +129,16 @@ class TaskOptions(JobOptions):
                 raise
             if self.data:
                 return replace(static, **units)
-            return self._with_own_parts(static, str(contradiction).rpartition(": ")[0] or str(contradiction), quiet)
+            if not quiet:
+                why = str(contradiction).rpartition(": ")[0] or str(contradiction)
+                say(f"each worker has its own part of the data (--data static): {why}")
+            return static
 
-    @staticmethod
-    def _with_own_parts(static: JobConfig, why: str, quiet: bool) -> JobConfig:
-        if not quiet:
-            say(f"each worker has its own part of the data (--data static): {why}")
-        return static
-
-    def _with_rates(self, chosen: Mapping[str, Any], task: CheckedTask, lr: float) -> dict[str, Any]:
-        """Return settings with the learning rates that the user left out. The task has good ones for plain SGD on its
-        gradients, of which `lr` is one; the other optimizers have rates of their own."""
-        rates, local_steps = dict[str, Any](), chosen.get("local_steps", 1)
-        if self.lr is None and _is_sgd_without_rate(self.optimizer):
-            # SGD on pseudo-gradients at the rate 1 makes the mean of the workers' weights.
-            rates["optimizer"] = optim.parse(self.optimizer, lr if local_steps == 1 else 1.0)
-        if local_steps != 1 and _is_sgd_without_rate(self.inner):
-            rates["inner_optimizer"] = optim.parse(self.inner, task.lr)
-        return {**chosen, **rates}
+    def _with_rate(self, chosen: Mapping[str, Any], lr: float) -> dict[str, Any]:
+        """Return settings with the learning rate that the user left out. The task has good ones for plain SGD, of which
+        `lr` is one; the other optimizers have rates of their own."""
+        left_out = self.lr is None and self.optimizer.partition(":")[0] == "sgd" and "lr=" not in self.optimizer
+        return {**chosen, **({"optimizer": optim.parse(self.optimizer, lr)} if left_out else {})}
 
 
 def parse_workers(text: str) -> tuple[int, int]:
@@ -171,12 +154,9 @@ def parse_workers(text: str) -> tuple[int, int]:
     return lowest, highest
 
 
-def _is_sgd_without_rate(text: str) -> bool:
-    return text.partition(":")[0] == "sgd" and "lr=" not in text
-
-
 def _options(of_task: bool) -> list[Parameter]:
-    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _TASKS_ONLY)]
+    others = _SCRIPTS_ONLY if of_task else _TASKS_ONLY
+    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and f.name not in others]
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
@@ -198,8 +178,6 @@ def _option(f: Field[Any]) -> Parameter:
     more: dict[str, Any] = {"help": spec.help, "metavar": metavar, "rich_help_panel": spec.group}
     if f.name in _OF_TASK:
         return _parameter(f.name, int | None, None, *spec.option, show_default="the task's", **more)
-    if f.name == "inner_optimizer":
-        more["show_default"] = "sgd with the task's rate"
     if default is MISSING:
         default = optim.SGD.kind
     elif f.name == "workers":

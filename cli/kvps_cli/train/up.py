@@ -157,16 +157,11 @@ def _train(
 
 
 def _judge(store: Store, job: Job, trial: FaultInjection, kept: KeptFiles) -> None:
-    """Print the verdict. Raise KvpsError if a contribution was lost or counted twice, or the replay differs.
-
-    Rounds that cannot be computed alone are replayed from the record, if there is one.
-    """
+    """Print the verdict. Raise KvpsError if a contribution was lost or counted twice, or the replay differs."""
     checkpoints = kept.kept_log.directory
     verdict = trial.judge(job, checkpoints)
-    differs = replayed(store, job, checkpoints, kept.record if job.config.inner_state else None)
+    differs = replayed(store, job, checkpoints)
     replay = "differs" if differs else "identical"
-    if job.config.inner_state and kept.record is None and not differs:
-        replay = f"left out: the inner {job.config.inner_optimizer.kind} keeps a state, so it needs --record DIR"
     trial.close()
     print(
         f"{counted(trial.kills, 'kill')}, {verdict.acknowledged} acknowledged, {verdict.lost} lost, "

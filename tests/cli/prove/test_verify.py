@@ -121,20 +121,6 @@ def test_how_little_can_be_proved_is_said(lasting: kvps.Store, tmp_path: Path) -
     assert "initial.*.f32 is missing" in done.stderr
 
 
-@pytest.mark.parametrize("inner", ["adam", "sgd"])
-def test_local_steps_are_computed_again_or_with_a_state_replayed_from_a_record(lasting: kvps.Store, inner: str) -> None:
-    options = ["--job", "job", "--epochs", "4", "--local-steps", "7", "--inner-optimizer", inner]
-    assert kvps_run("up", "digits", *options, "--record", "kept").returncode == 0
-    chain, replayed, *_ = _verified("job")
-    if inner == "sgd":  # in rounds of units
-        assert chain.startswith("chain       5 commits, 26 contributions: unbroken")
-        assert replayed == "recomputed  5 of 5 commits bit-identical"
-    else:
-        assert chain.startswith("chain       9 commits, 27 contributions: unbroken")
-        assert replayed.startswith("replayed    nothing: the state of the inner adam goes on")
-        assert "recorded    9 of 9 commits bit-identical" in _verified("job", "--record", "kept")[1]
-
-
 def test_a_users_optimizer_and_reduction(lasting: kvps.Store, own_rules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are used where they are. Elsewhere each command says in one line that they are missing."""
     options = ["--optimizer", "own_rules:Momentum:lr=0.1,mu=0.8", "--reduction", "own_rules:median", *TINY]

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import kvps
 from kvps.config import SPECS, JobConfig
 
-OF_TASK = {"batch_size", "epochs", "procs", "inner_optimizer"}
+OF_TASK, OF_SCRIPT = {"batch_size", "epochs", "procs"}, {"local_steps", "fragments"}
 
 
 @pytest.mark.parametrize("kind", [TaskOptions, JobOptions])
@@ -30,7 +30,7 @@ def test_every_setting_that_has_an_option_is_in_the_help_with_its_default(kind: 
     app.command()(with_shared(command))
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     for name, spec in SPECS.items():
-        wanted = spec.option if kind is TaskOptions or name not in OF_TASK else ()
+        wanted = () if name in (OF_SCRIPT if kind is TaskOptions else OF_TASK) else spec.option
         assert set(wanted) <= set(re.findall(r"(?<!\S)--?[a-z-]+", shown)), name
         assert not wanted or spec.help[:40] in shown
     assert f"[default: {JobConfig().lease_ms / 1000}]" in shown
@@ -102,8 +102,8 @@ def test_a_task_trains_in_rounds_of_units_whatever_the_number_of_workers() -> No
     one, many = (settings_of(TaskOptions, line).job_config("d", load_task("digits")) for line in ("-w 1", "-w 7 -s 0"))
     assert (one.units, one.units_per_epoch, one.units_per_round) == (1350, 45, 6)
     assert replace(many, workers=1) == one
-    config = settings_of(TaskOptions, "--units-per-round 3 -s 2 --local-steps 4").job_config("d", load_task("digits"))
-    assert (config.units, config.units_per_epoch, config.units_per_round) == (338, 0, 3)
+    config = settings_of(TaskOptions, "--units-per-round 4 -s 2").job_config("d", load_task("digits"))
+    assert (config.units, config.units_per_epoch, config.units_per_round) == (1350, 45, 4)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,6 @@ def test_a_task_trains_in_rounds_of_units_whatever_the_number_of_workers() -> No
         ("--units-per-round 0", ""),
         ("--quorum 2", "quorum closes a round without some contributions"),
         ("--gradient-format int8", "gradient_format int8 keeps what it leaves out at the worker"),
-        ("--local-steps 4 --inner-optimizer adam", "the inner adam"),
-        ("--local-steps 4 --fragments 2", "fragments are for workers with data of their own"),
     ],
 )
 def test_each_worker_has_its_own_part_where_a_setting_needs_it_and_a_line_says_which(
@@ -162,9 +160,3 @@ def test_what_is_out_of_range_is_named_as_the_option(arguments: str, words: str)
     with pytest.raises(kvps.InvalidSetting) as caught:
         settings_of(TaskOptions, arguments)
     assert str(caught.value) == words
-
-
-def test_local_steps_have_rates_of_their_own() -> None:
-    task = load_task("digits")
-    config = settings_of(TaskOptions, "--local-steps 4").job_config("digits", task)
-    assert (config.optimizer, config.inner_optimizer) == (kvps.SGD(lr=1.0), kvps.SGD(lr=task.lr))

@@ -13,7 +13,7 @@ from helpers.harness import staleness_used
 from helpers.waiting import eventually, processes_of
 
 import kvps
-from kvps.config.gone import GONE
+from kvps.config.gone import GONE, OF_SCRIPTS
 from kvps.server import private_server
 
 
@@ -54,8 +54,8 @@ def test_up_in_the_other_modes_with_a_straggler(lasting: kvps.Store, tmp_path: P
 
 @pytest.mark.slow
 def test_an_option_that_is_gone_says_what_takes_its_place(home: Path) -> None:
-    for option, value in (("--partition", "random"), ("--push-every", "4")):
-        instead = GONE[option.removeprefix("--").replace("-", "_")]
+    for option, value in (("--partition", "random"), ("--push-every", "4"), ("--local-steps", "4")):
+        instead = (GONE | OF_SCRIPTS)[option.removeprefix("--").replace("-", "_")]
         assert refused("up", "digits", option, value) == f"there is no {option} any more: {instead}"
 
 
