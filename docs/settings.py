@@ -12,11 +12,10 @@ HEAD = """# Settings of a job
 A job's settings are chosen when it is created, and stay. This table is made from
 [kvps/config/settings.py](../kvps/config/settings.py) by `python docs/settings.py`.
 
-`kvps up`, `create` and `submit` have an option for each setting, except for those marked - and for
-`--local-steps` and `--fragments`, which are for the scripts of `kvps run`. That has no options of tasks:
-`--batch-size`, `--epochs` and `--procs`. On a command line times are in seconds, `workers` is 3 unless it is
-given, and `batch_size` and `epochs` are the task's. In Python they are keywords of `create_job`,
-`kvps.local` and `kvps.JobConfig`.
+`kvps up`, `create` and `submit` have an option for each setting, except for those marked -. `kvps run`
+has them too, except for those of tasks: `--batch-size`, `--epochs` and `--procs`. On a command line
+times are in seconds, `workers` is 3 unless it is given, and `batch_size` and `epochs` are the task's. In
+Python they are keywords of `create_job`, `kvps.local` and `kvps.JobConfig`.
 
 | setting | option | default | values | what it decides |
 | --- | --- | --- | --- | --- |"""

@@ -14,15 +14,15 @@ GONE = {
     "mirror_every": "an aggregator gives Redis the weights once a second, when it ends, and with each checkpoint",
     "round_ms": "in a job of units (samples or units, --data units) a fast worker does more of them",
     "round_time": "with --data units a fast worker does more units",
-    "inner_optimizer": "a script takes local steps: kvps run, and kvps.torch.Optimizer(..., inner=adamw)",
+    "inner_optimizer": "a script takes local steps: kvps.torch.Optimizer(..., inner=adamw, local_steps=50)",
     "spans": "workers and aggregators always record how long their phases take",
 }
 """Name of a setting, as in Python, or of a command, as it was typed -> what to do instead."""
 
 OF_SCRIPTS = dict.fromkeys(
-    ("local_steps", "fragments"), "a script takes local steps: kvps run, and kvps.torch.Optimizer(..., inner=adamw)"
+    ("local_steps", "fragments"), "a script says it: kvps.torch.Optimizer(..., inner=adamw, local_steps=50)"
 )
-"""Name of a setting whose option the commands for tasks no longer have -> what to do instead."""
+"""Name of a setting that no longer has an option -> what to do instead."""
 
 UNUSED = {
     "delay_compensation": "0",

@@ -58,7 +58,6 @@ class UncheckedConfig:
         "How many steps a worker takes with an optimizer of its own between two pulls. Then it pushes how far its "
         "weights came, and the job's optimizer steps by that. With 1 it pushes each gradient.",
         bounds=(1, 1_000_000),
-        group="Training",
     )
     fragments: int = setting(
         0,
@@ -66,7 +65,6 @@ class UncheckedConfig:
         "fragments steps a worker pushes one fragment and pulls that one, and keeps its own weights of the others. "
         "0 and 1 are the whole model.",
         bounds=(0, 4_096),
-        group="Training",
     )
     reduction: str = setting(
         "mean",

@@ -202,7 +202,7 @@ def of_latency(seconds: Sequence[float]) -> Finding:
     times = f"{middle:.2f} ms for a short request, {late:.2f} ms for 1 in 100"
     if middle <= _SLOW_MS:
         return Finding("latency", OK, times)
-    return Finding("latency", ADVICE, times, "a round takes several: put workers nearer, or use --local-steps")
+    return Finding("latency", ADVICE, times, "a round takes several: put workers nearer, or take local steps")
 
 
 def of_clock(offset_s: float, error_s: float) -> Finding:

@@ -18,7 +18,7 @@ from kvps_cli import app
 from kvps_cli.connect import ServerOptions
 from kvps_cli.options import with_shared
 from kvps_cli.train.kept_files import KeptFiles
-from kvps_cli.train.settings import JobOptions, TaskOptions
+from kvps_cli.train.settings import TaskOptions
 from kvps_workers import load_task
 from typer.testing import CliRunner
 
@@ -93,27 +93,22 @@ EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=[f"{row.table}-{row.name}" f
 
 
 def _settings(span: str) -> tuple[set[str], JobConfig]:
-    """The settings that options give, and the job that they make of the digits or, with local steps, of a script.
-    Raises InvalidSetting."""
-    got = list[JobOptions]()
+    """The settings that options give, and the job that they make of the digits. Raises InvalidSetting."""
+    got = list[TaskOptions]()
 
     def command(
-        settings: JobOptions,
+        settings: TaskOptions,
         server: ServerOptions,
         kept: KeptFiles,
     ) -> None:
         got.append(settings)
 
     command.__annotations__.update(inspect.get_annotations(command, eval_str=True))
-    command.__annotations__["settings"] = JobOptions if "--local-steps" in span else TaskOptions
     line = typer.Typer()
     line.command()(with_shared(command))
     done = CliRunner().invoke(line, shlex.split(span), catch_exceptions=False)
     assert done.exit_code == 0, f"{span}: {done.output}"
-    (said,) = got
-    if isinstance(said, TaskOptions):
-        return set(said.given), said.job_config("digits", load_task("digits"))
-    return set(said.given), JobConfig(**{"workers": said.workers, **said.given})
+    return set(got[0].given), got[0].job_config("digits", load_task("digits"))
 
 
 def _check_command(span: str) -> None:

@@ -24,7 +24,6 @@ WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
 _OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
 _TASKS_ONLY = (*_OF_TASK, "procs")  # a script has its own loop
-_SCRIPTS_ONLY = ("local_steps", "fragments")  # a task's worker pushes each gradient
 _ELASTIC = (
     "With MIN:MAX, of a job that hands out units, that holds of MIN workers, and up to MAX are kept at work: see kvps "
     "scale."
@@ -155,8 +154,7 @@ def parse_workers(text: str) -> tuple[int, int]:
 
 
 def _options(of_task: bool) -> list[Parameter]:
-    others = _SCRIPTS_ONLY if of_task else _TASKS_ONLY
-    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and f.name not in others]
+    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _TASKS_ONLY)]
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import kvps
 from kvps.config import SPECS, JobConfig
 
-OF_TASK, OF_SCRIPT = {"batch_size", "epochs", "procs"}, {"local_steps", "fragments"}
+OF_TASK = {"batch_size", "epochs", "procs"}
 
 
 @pytest.mark.parametrize("kind", [TaskOptions, JobOptions])
@@ -30,7 +30,7 @@ def test_every_setting_that_has_an_option_is_in_the_help_with_its_default(kind: 
     app.command()(with_shared(command))
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
     for name, spec in SPECS.items():
-        wanted = () if name in (OF_SCRIPT if kind is TaskOptions else OF_TASK) else spec.option
+        wanted = spec.option if kind is TaskOptions or name not in OF_TASK else ()
         assert set(wanted) <= set(re.findall(r"(?<!\S)--?[a-z-]+", shown)), name
         assert not wanted or spec.help[:40] in shown
     assert f"[default: {JobConfig().lease_ms / 1000}]" in shown
@@ -52,7 +52,6 @@ def test_a_time_too_short_for_milliseconds_is_refused() -> None:
         ("--worker-timeout 2.5 --lease 1", {"worker_timeout_ms": 2500, "lease_ms": 1000}),
         ("--optimizer adam:beta1=0.8", {"optimizer": kvps.Adam(beta1=0.8)}),
         ("--lr 0.2", {"optimizer": kvps.SGD(lr=0.2)}),
-        ("--local-steps 12", {"local_steps": 12}),
     ],
 )
 def test_what_was_given_is_told_from_defaults(arguments: str, given: Mapping[str, Any]) -> None:
