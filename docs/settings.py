@@ -36,4 +36,4 @@ def _values(spec: Spec) -> str:
 
 
 if __name__ == "__main__":
-    print(HEAD, *map(row, fields(JobConfig)), sep="\n")
+    print(HEAD, *map(row, (field for field in fields(JobConfig) if field.name in SPECS)), sep="\n")

@@ -123,9 +123,9 @@ class Job:
 
     def find_transport(self) -> Transport:
         """Return the present transport: a job whose shared memory was lost continues in another shared memory."""
-        if self.config.memory:
+        if self.config.metadata.memory:
             memory = self.access.client.call("HGET", self.access.keys.config, "memory")
-            if memory and memory != self.config.memory:
+            if memory and memory != self.config.metadata.memory:
                 self.access = self.access.moved(memory)
         return self.access.transport
 
@@ -172,8 +172,7 @@ class Job:
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
         transport = self._find_memory()
-        ours = self.config.launched_by and self.config.launched_by == launcher.own()
-        if ours and (passes := self._passing(worker or launcher.own_name(), device)):
+        if self._is_of_us and (passes := self._passing(worker or launcher.own_name(), device)):
             return self._joined_as(passes)
         if not takeover:
             self._check_open_to_us(worker)
@@ -330,11 +329,14 @@ class Job:
     @property
     def launcher(self) -> Launcher | None:
         """The command that launched this job's workers; None if none did, it is dead, or it launched this process."""
-        text = self.config.launched_by
-        if not text or text == launcher.own():
-            return None
-        launched = Launcher.of(text)
-        return None if launched.is_dead else launched
+        launched = self.config.metadata.launcher
+        return None if self._is_of_us or not launched or launched.is_dead else launched
+
+    @property
+    def _is_of_us(self) -> bool:
+        """Whether a command launched this job's workers, and launched this process."""
+        text = self.config.metadata.launched_by
+        return bool(text) and text == launcher.own()
 
     @property
     def _ids(self) -> list[str]:
@@ -358,7 +360,7 @@ class Job:
         raise UsageError(f"the workers of job {self.name!r} are those of {launched}: {advice}")
 
     def _join_any(self, device: str) -> tuple[str, Joined]:
-        if self.config.launched_by == launcher.own() and (own := launcher.own_worker()):
+        if self._is_of_us and (own := launcher.own_worker()):
             with suppress(WorkerAlive):  # another thread of this copy has joined
                 return own, self._join(own, device, takeover=False)
         if not self.launcher and (fresh := self.access.scripts.reserve()):

@@ -25,14 +25,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
 
 from kvps import optim
 from kvps.arrays.layout import Array
-from kvps.config import JobConfig, JobSettings, UncheckedConfig
+from kvps.config import JobConfig, JobSettings, Metadata, UncheckedConfig
+from kvps.config.job_config import value_of
 from kvps.errors import InvalidSetting, JobExists, KvpsError, WrongOrder
 from kvps.evaluator import Evaluate, Evaluator, Orders
 from kvps.history.evaluations import Evaluation
@@ -147,11 +147,14 @@ class RunContext:
         self._store = connect() if run else None
         self._jobs: list[Job] = []
 
-    def create_job(self, params: Mapping[str, Any], *, name: str = "", **settings: Unpack[JobSettings]) -> Job:
+    def create_job(
+        self, params: Mapping[str, Any], *, name: str = "", rounds: int = 0, **settings: Unpack[JobSettings]
+    ) -> Job:
         """Return the job that all copies train. It begins with the `params` (name -> float32 array) of rank 0.
 
         The copy of rank 0 creates the job, or finds it when it is started again; the others wait for it. `settings` are
         those of `JobConfig`, and those given to `kvps run` apply too; a setting given in both must be the same in both.
+        `rounds` is how many each worker is going to do, so that screens can show how much is done.
         A copy that was started by hand gets its job as that is.
         A script may have several jobs. The next one, as of another fold, is a job of its own as soon as the session of
         the one before is closed. Two at once need a `name`, at least one of them. All copies make the same jobs.
@@ -167,14 +170,15 @@ class RunContext:
             if given.get(setting, value) != value:
                 raise InvalidSetting(self._contradiction(setting, value, given[setting]))
         # In every copy: one that only waited for the job would wait for ever.
-        config = JobConfig.of("create_job", None, settings | given)
+        config = JobConfig.of("create_job", None, settings | given, Metadata(rounds=rounds))
         if (most := launcher.own_most()) > self.workers and not config.units:
             raise InvalidSetting(
                 f"kvps run -w {self.workers}:{most} is for a job that hands out units, which any number of workers "
                 f"shares: create_job(..., units=N), or kvps run -w {most}"
             )
+        said = {*settings, *given, *(["rounds"] if rounds else [])}
         if asks := os.environ.get(ASKS):
-            stated = {*settings, *given, *(("units", "units_per_epoch") if config.samples else ())}
+            stated = {*said, *(("units", "units_per_epoch") if config.samples else ())}
             Path(asks).write_text(json.dumps({name: config.to_hash()[name] for name in stated}))
             raise SystemExit(0)
         if self._store is None or self._run is None:
@@ -185,10 +189,10 @@ class RunContext:
         job, called = None, self._run.job_name(which)
         if self.rank == 0 and may_begin(self._store, _made_here.newest):
             with suppress(JobExists):
-                config = replace(config, launched_by=launcher.own())
+                config = config.noting(launched_by=launcher.own())
                 job = self._store.create_job(called, params, config=config, id=self._run.job_id(called))
         found, job = job is None, job or self._found(called)
-        if found and (differing := job.config.differing(config, settings | given)):
+        if found and (differing := job.config.differing(config, said)):
             raise InvalidSetting(other_settings(called, job.config, config, differing))
         self._began(name, job)
         return job
@@ -265,7 +269,9 @@ class EvaluatorContext(RunContext):
     def is_evaluator(self) -> bool:
         return True
 
-    def create_job(self, params: Mapping[str, Any], *, name: str = "", **settings: Unpack[JobSettings]) -> Job:
+    def create_job(
+        self, params: Mapping[str, Any], *, name: str = "", rounds: int = 0, **settings: Unpack[JobSettings]
+    ) -> Job:
         """Return the job of the run as soon as a worker has made it."""
         job = self.next_job(name)
         self._began(name, job)
@@ -316,7 +322,7 @@ class EvaluatorContext(RunContext):
 
 def other_settings(job: str, config: JobConfig, asked: UncheckedConfig, differing: Sequence[str]) -> str:
     """Return the message about settings of a job that goes on, which are given again and are not the same."""
-    pairs = [(name, getattr(config, name), getattr(asked, name)) for name in differing]
+    pairs = [(name, value_of(config, name), value_of(asked, name)) for name in differing]
     each = [
         f"{name} {has}, not {other.beside(has) if isinstance(other, optim.Optimizer) else other}"
         for name, has, other in pairs

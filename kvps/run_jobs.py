@@ -17,7 +17,6 @@ from typing import NamedTuple
 from kvps.config import JobConfig
 from kvps.errors import InvalidName, JobNotFound, JobSuspended, WrongOrder, shown
 from kvps.job import Job
-from kvps.machine.launcher import Launcher
 from kvps.parsing import LONGEST_NAME
 from kvps.protocol.keys import JobKeys, check_name, check_new_name
 from kvps.store import Store
@@ -68,7 +67,7 @@ def names_of(run: str, names: Iterable[str]) -> list[str]:
 
 def run_of(config: JobConfig) -> str:
     """Return the name of the run that has made a job, "" if it says none."""
-    return Launcher.of(config.launched_by).run if config.launched_by else ""
+    return config.metadata.launcher.run if config.metadata.launcher else ""
 
 
 def in_order(job: str) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Buffer, Layout, Parameter
 from kvps.arrays.number_ranges import counts_as_text
 from kvps.arrays.parts import with_parts
 from kvps.arrays.weight_view import VIEW, has_view
-from kvps.config import JobConfig, JobSettings
+from kvps.config import JobConfig, JobSettings, Metadata
 from kvps.config.combinations import check_layout
 from kvps.config.settings import AUTO
 from kvps.config.specs import REPLICATED
@@ -183,6 +183,8 @@ class Store:
         config: JobConfig | None = None,
         id: str | None = None,
         parts: Mapping[str, str | Iterable[str]] | None = None,
+        task: str = "",
+        rounds: int = 0,
         **settings: Unpack[JobSettings],
     ) -> Job:
         """Create a job that begins with `params` (name -> float32 array) as version 0.
@@ -190,11 +192,12 @@ class Store:
         `settings` are those of `JobConfig`: staleness, workers, shards, optimizer, reduction, nonfinite, ...; or give a
         whole `config`. `id` tells the job from all other jobs of its name; the default is a `fresh_id`. `parts` names
         parts of the model, which workers may pull and push alone: ``{"body": "layers.*", "head": ["head.*"]}``, with
-        names of parameters or patterns of them, each parameter in one part. Raises
+        names of parameters or patterns of them, each parameter in one part. `task` names the task that workers train
+        with it, and `rounds` says how many each is going to do, so that screens can show how much is done. Raises
         JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; nothing was changed then.
         """
         check_new_name("job", name)
-        config = JobConfig.of("create_job", config, settings)
+        config = JobConfig.of("create_job", config, settings, Metadata(task=task, rounds=rounds))
         id = self._spread_id(name, config.shards) if id is None else check_id(id)
         layout = with_parts(Layout.of(params, config.shards), parts, config.fragments)
         check_layout(config, layout)
@@ -234,11 +237,11 @@ class Store:
         `id` is as for `create_job`.
         Raises JobExists, InvalidName, InvalidSetting; nothing was changed then.
         """
-        config = replace(checkpoint.config, launched_by=launched_by)
+        config = checkpoint.config.noting(launched_by=launched_by)
         if config.replicas:  # these may be other servers
             config = replace(config, durability=REPLICATED)
         if config.transport == "shm":  # this may be another host
-            config = replace(config, transport="auto", memory="")
+            config = replace(config.noting(memory=""), transport="auto")
         name = check_new_name("job", checkpoint.job if name is None else name)
         config = config if shards is None else replace(config, shards=shards)
         layout = checkpoint.layout.of_shards(config.shards)
@@ -527,7 +530,7 @@ def _as_text(
         "run": checkpoint.run.fields,
         "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
         "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
-        "workers": checkpoint.workers_anew(bool(config.launched_by and checkpoint.config.launched_by)),
+        "workers": checkpoint.workers_anew(all(each.metadata.launcher for each in (config, checkpoint.config))),
         "units": units_anew(checkpoint.units),
         "states": dict(checkpoint.states),
         "settings": json.dumps(changed) if changed else "",

@@ -14,7 +14,7 @@ import pytest
 from helpers.paths import ROOT
 
 import kvps
-from kvps.config import SPECS, JobConfig, JobSettings
+from kvps.config import SPECS, JobConfig, JobSettings, Metadata
 from kvps.config.gone import GONE, UNUSED
 from kvps.launch import RunContext
 from kvps.store import Store
@@ -23,7 +23,7 @@ ONE = {"x": np.ones(1, np.float32)}
 
 
 def test_every_setting_is_described() -> None:
-    assert list(SPECS) == [f.name for f in fields(JobConfig)]
+    assert [*SPECS, "metadata"] == [f.name for f in fields(JobConfig)]
     for name, spec in SPECS.items():
         assert spec.help.endswith("."), name
         assert bool(spec.bounds) == (type(getattr(JobConfig(), name)) is int), name
@@ -31,8 +31,7 @@ def test_every_setting_is_described() -> None:
 
 def test_the_keywords_for_editors_are_the_settings_of_the_table() -> None:
     keywords, table = get_type_hints(JobSettings), get_type_hints(JobConfig)
-    set_by_kvps = {"memory", "launched_by"}
-    assert list(keywords) == [name for name in SPECS if name not in set_by_kvps]
+    assert list(keywords) == list(SPECS)
     table["optimizer"] |= str  # as on a command line
     assert keywords == {name: table[name] for name in keywords}
     for name in keywords:  # the words of a type are those that the table allows
@@ -75,8 +74,6 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
             "samples=9 are 10 units in 2 epochs of batches of 2",
         ),
         ({"gradient_format": 16}, "gradient_format must be printable text of at most 1024 characters, not 16"),
-        ({"task": 5}, "task must be printable text of at most 1024 characters, not 5"),
-        ({"launched_by": "me"}, "launched_by may only be set by kvps up and kvps run, not to 'me'"),
         ({"workers": 2, "min_workers": 3}, "min_workers must be a whole number from 0 to 2, the number of workers"),
         (
             {"durability": "replicated:0"},
@@ -186,6 +183,26 @@ def test_units_follow_from_samples(settings: dict[str, Any], units: tuple[int, i
     config = JobConfig(**{"samples": 45, "batch_size": 8, "epochs": 2} | settings)
     assert (config.units, config.units_per_epoch, config.units_per_round) == units
     assert JobConfig.from_hash(config.to_hash()) == config
+
+
+def test_what_a_job_notes_beside_its_settings_is_stored_with_them(store: Store) -> None:
+    job = store.create_job("job", ONE, workers=2, task="digits", rounds=7)
+    stored = store.client.call("HGETALL", job.access.keys.config)
+    assert {name: stored[name] for name in ("task", "rounds", "launched_by", "memory")} == {
+        "task": "digits",
+        "rounds": "7",
+        "launched_by": "",
+        "memory": "",
+    }
+    assert store.job("job").config.metadata == Metadata(task="digits", rounds=7)
+    for given, words in (
+        ({"rounds": -1}, "rounds must be a whole number from 0 to"),
+        ({"task": 5}, "task must be printable text of at most 1024 characters, not 5"),
+        ({"launched_by": "me"}, "no setting 'launched_by': kvps up and kvps run note it themselves"),
+        ({"config": JobConfig(), "task": "digits"}, "task is in config: give either config or single settings"),
+    ):
+        with pytest.raises(kvps.InvalidSetting, match=words):
+            store.create_job("other", ONE, **given)
 
 
 def test_a_job_of_an_earlier_version_lacks_the_settings_that_came_since() -> None:

@@ -86,7 +86,7 @@ def go_back(job: Job, shard: int, term: str, damage: CorruptData) -> NoReturn:
     except (ChunkGone, CorruptData):
         raise damage from None
     record = json.dumps(rollback_record(before) | {"replaces": commit.head})
-    rolled_back = job.access.scripts.rollback(term, secrets.token_hex(4), job.config.memory, shard, record)
+    rolled_back = job.access.scripts.rollback(term, secrets.token_hex(4), job.config.metadata.memory, shard, record)
     if rolled_back:
         version, lost = rolled_back
         what = counted(lost, "version")

@@ -87,7 +87,7 @@ class HeldShards:
         self._job = job
         self._stop = stop
         self._options = options
-        self._lost_memory = job.config.memory if options.memory_lost else ""
+        self._lost_memory = job.config.metadata.memory if options.memory_lost else ""
         self._sweeper = Sweeper(job)
         self._state: State | None = None  # at which shards were taken last
 
@@ -150,11 +150,12 @@ class HeldShards:
         """Take a shard and load its committed version. Return the aggregator that holds it instead, if there is one.
         Raises LeaseLost."""
         transport = self._job.find_transport()
-        memory_lost = self._job.config.memory == self._lost_memory
+        where = self._job.config.metadata
+        memory_lost = where.memory == self._lost_memory
         if not transport.seen and not memory_lost:
             self.say(
                 "memory",
-                f"stands by: its arrays are in a shared memory of {self._job.config.host} that this process does not "
+                f"stands by: its arrays are in a shared memory of {where.host} that this process does not "
                 f"see. Run an aggregator where it was created. Only if that memory is lost, because the host was "
                 f"restarted or is gone: kvps aggregator start --job {self._job.name} --memory-lost",
             )

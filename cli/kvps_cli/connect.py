@@ -144,7 +144,7 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
 
 
 def _joinable(job: Job, state: State) -> Job | None:
-    return job if job.config.task and not job.launcher and not state.finished(job.config) else None
+    return job if job.config.metadata.task and not job.launcher and not state.finished(job.config) else None
 
 
 def report_once() -> Callable[[str, KvpsError], None]:
@@ -168,7 +168,7 @@ def read_job(store: Store, name: str) -> tuple[Job, State]:
 
 def start_of(job: Job, worker: str = "") -> str:
     """Return how a worker of a job is started, under a free id or under this one."""
-    if job.config.task:
+    if job.config.metadata.task:
         return f"kvps worker --job {job.name}{worker and f' --id {worker}'}"
     return f"its own script, which joins with job.join({repr(worker) if worker else ''})"
 
@@ -177,4 +177,5 @@ def announce(job: Job, quiet: bool = False) -> None:
     """Say which job this is, and how it trains."""
     if not quiet:
         c = job.config
-        say(f"job {job.name}: {c.task or 'made in Python'}, {c.mode}, {counted(c.workers, 'worker')}, {c.optimizer}")
+        task = c.metadata.task or "made in Python"
+        say(f"job {job.name}: {task}, {c.mode}, {counted(c.workers, 'worker')}, {c.optimizer}")

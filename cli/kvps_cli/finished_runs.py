@@ -7,7 +7,6 @@ from contextlib import suppress
 
 from kvps.errors import JobNotFound, KvpsError
 from kvps.job import Job
-from kvps.machine.launcher import Launcher
 from kvps.parsing import entry_ms
 from kvps.protocol.job_state import State
 from kvps.run_jobs import names_of
@@ -44,8 +43,8 @@ def may_stay(store: Store) -> bool:
 
 def _ended(job: Job, state: State) -> tuple[int, int, str, str] | None:
     """Return when the job last changed, its bytes, name and id; None unless a command launched it that has ended."""
-    launched = job.config.launched_by
-    if not launched or state.active or not Launcher.of(launched).is_dead:
+    launched = job.config.metadata.launcher
+    if not launched or state.active or not launched.is_dead:
         return None
     return entry_ms(state.last_entry, {}), _bytes_of(job), job.name, job.id
 

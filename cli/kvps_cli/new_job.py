@@ -20,7 +20,7 @@ from kvps_cli.long_work import LongWork
 
 def parameters_of(task: Task, config: JobConfig, quiet: bool) -> Mapping[str, Any]:
     """Return the parameters with which a task begins. Raises TaskFailed."""
-    with LongWork(quiet) as work, work.stage(f"making the parameters of {config.task}"):
+    with LongWork(quiet) as work, work.stage(f"making the parameters of {config.metadata.task}"):
         return task.parameters(config.seed)
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 GONE = {
     "kvps simulate": "python -m kvps_simulate in a clone of kvps",
+    "task": "give it to Store.create_job, beside the settings",
+    "rounds": "give it to create_job, beside the settings",
+    "launched_by": "kvps up and kvps run note it themselves",
+    "memory": "kvps notes it itself",
     "topology": "give the settings that the name stood for, as docs/other-systems.md lists them; bsp is --staleness 0 "
     "--data static",
     "max_pending": "kvps chooses it: 1 in BSP, N + 1 in SSP, 2 in ASP, and the units of all open rounds",

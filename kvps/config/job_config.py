@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from kvps import optim
 from kvps.arrays.inputs import in_words
 from kvps.config import combinations, samples
 from kvps.config.gone import GONE, UNUSED
+from kvps.config.metadata import METADATA, NONE, Metadata
 from kvps.config.settings import AUTO, SPECS, UncheckedConfig
-from kvps.config.specs import MOST_OPTIMIZER, REPLICATED, as_text, not_an_optimizer, why_not
+from kvps.config.specs import MOST_OPTIMIZER, REPLICATED, Spec, as_text, not_an_optimizer, why_not
 from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.parsing import Fields
 
@@ -28,17 +29,19 @@ class JobConfig(UncheckedConfig):
     value out of its range, and for values that do not go together."""
 
     @classmethod
-    def of(cls, call: str, config: JobConfig | None, settings: Mapping[str, object]) -> JobConfig:
-        """Return `config`, or one made of `settings`. `call` names the user's call in errors. Raises InvalidSetting."""
+    def of(
+        cls, call: str, config: JobConfig | None, settings: Mapping[str, object], metadata: Metadata = NONE
+    ) -> JobConfig:
+        """Return `config`, or one made of the others. `call` names the user's call in errors. Raises InvalidSetting."""
         if config is None:
             for name in settings:
                 if name not in SPECS:
                     raise InvalidSetting(f"{call}: no setting {name!r}: {_instead(name, settings[name])}")
-            return cls(**cast(dict[str, Any], settings))
+            return cls(metadata=metadata, **cast(dict[str, Any], settings))
         if not isinstance(config, cls):
             raise InvalidSetting(f"{call}: config must be a kvps.JobConfig, not {in_words(config)}")
-        if settings:
-            raise InvalidSetting(f"{call}: {next(iter(settings))} is in config: give either config or single settings")
+        if given := [*settings, *(name for name in METADATA if getattr(metadata, name))]:
+            raise InvalidSetting(f"{call}: {given[0]} is in config: give either config or single settings")
         return config
 
     def __post_init__(self) -> None:
@@ -54,30 +57,35 @@ class JobConfig(UncheckedConfig):
         combinations.check(self)
 
     def differing(self, asked: UncheckedConfig, names: Iterable[str]) -> list[str]:
-        """Return which of these settings of a job are not as `asked`. What was asked in general, such as "auto", is
-        what the job has, and the number of workers is another matter."""
+        """Return which of these settings of a job, or of what it notes, are not as `asked`. What was asked in general,
+        such as "auto", is what the job has, and the number of workers is another matter."""
         general = {"transport": AUTO, "durability": REPLICATED}
         return [
             name
             for name in names
             if name != "workers"
-            and getattr(asked, name) != getattr(self, name)
+            and value_of(asked, name) != value_of(self, name)
             and (name not in general or getattr(asked, name) != general[name])
         ]
 
     def changes(self, before: JobConfig) -> dict[str, tuple[str, str]]:
         """Return each setting that is other than `before`, with the text that it had and the one that it has."""
         had, has = before.to_hash(), self.to_hash()
-        return {name: (had[name], has[name]) for name in SPECS if had[name] != has[name]}
+        return {name: (had[name], has[name]) for name in has if had[name] != has[name]}
+
+    def noting(self, **metadata: Any) -> JobConfig:
+        """Return the settings with other metadata."""
+        return replace(self, metadata=replace(self.metadata, **metadata))
 
     def to_hash(self) -> dict[str, str]:
-        """Return the settings as they are stored."""
-        return {name: as_text(getattr(self, name)) for name in SPECS}
+        """Return settings and metadata as they are stored."""
+        return {name: as_text(value_of(self, name)) for name in (*SPECS, *METADATA)}
 
     @property
     def stored(self) -> dict[str, str]:
-        """The fields of the job's config hash: the settings, and what scripts read that follows from them."""
-        return self.to_hash() | {"max_pending": str(self.max_pending)}
+        """The fields of the job's config hash: also what scripts read that follows from the others."""
+        follows = {"max_pending": str(self.max_pending), "fixed_workers": "1" if self.fixed_workers else ""}
+        return self.to_hash() | follows
 
     @classmethod
     def from_hash(cls, stored: Mapping[str, str], where: str = "config") -> JobConfig:
@@ -90,7 +98,8 @@ class JobConfig(UncheckedConfig):
             if (text := stored.get(name, unused)) != unused:
                 raise CorruptData(f"{where} field {name} is {shown(text)}, which kvps no longer does: {GONE[name]}")
         try:
-            return cls(**{name: _read(name, stored) for name in SPECS})
+            metadata = Metadata(**{name: _read(name, spec, stored) for name, spec in METADATA.items()})
+            return cls(metadata=metadata, **{name: _read(name, spec, stored) for name, spec in SPECS.items()})
         except InvalidSetting as error:
             raise CorruptData(f"{where} field {error}; another version of kvps or another program wrote it") from None
 
@@ -105,19 +114,23 @@ class JobConfig(UncheckedConfig):
         return config
 
 
-def _read(name: str, stored: Mapping[str, str]) -> Any:
-    """Return the value of a setting from a config hash. Raises InvalidSetting."""
+def value_of(config: UncheckedConfig, name: str) -> Any:
+    """Return a setting, or what the job notes under this name."""
+    return getattr(config.metadata if name in METADATA else config, name)
+
+
+def _read(name: str, spec: Spec, stored: Mapping[str, str]) -> Any:
+    """Return a value from a config hash. Raises InvalidSetting."""
     if name in _NEWER and name not in stored:
         return getattr(UncheckedConfig, name)
     text = stored.get(name)
     if not isinstance(text, str):
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {shown(text)}'}")
-    if SPECS[name].why_not is not_an_optimizer:
+    if spec.why_not is not_an_optimizer:
         try:
             return optim.from_json(Fields.of_json(text, "it", MOST_OPTIMIZER).as_dict())
         except (CorruptData, InvalidSetting, TypeError) as error:
             raise InvalidSetting(f"{name} holds {shown(text)}: {error}") from None
-    spec = SPECS[name]
     value = spec.read(text) if spec.read else int(text) if spec.bounds and _WHOLE.fullmatch(text) else text
     if why := why_not(spec, value):
         raise InvalidSetting(f"{name} {why}")
@@ -132,6 +145,5 @@ def _instead(name: str, value: object) -> str:
     for kind in optim.OPTIMIZERS.values():
         if rate in {f.name for f in fields(kind)}:
             return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
-    choices = [name for name in SPECS if name != "memory"]
-    near = difflib.get_close_matches(name, choices, 1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(choices)}"
+    near = difflib.get_close_matches(name, SPECS, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(SPECS)}"

@@ -8,8 +8,7 @@ from kvps.optim import Optimizer
 
 
 class JobSettings(TypedDict, total=False):
-    """The keywords of `Store.create_job`, `kvps.local` and `RunContext.create_job`; docs/settings.md explains each.
-    `memory` and `launched_by` are not among them: kvps itself sets these two."""
+    """The keywords of `Store.create_job`, `kvps.local` and `RunContext.create_job`; docs/settings.md explains each."""
 
     staleness: int
     workers: int
@@ -37,8 +36,6 @@ class JobSettings(TypedDict, total=False):
     units_per_epoch: int
     samples: int
     backup_after: float
-    rounds: int
-    task: str
     seed: int
     batch_size: int
     epochs: int

@@ -10,6 +10,7 @@ from kvps import optim
 from kvps.arrays.formats import format_of
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import specs
+from kvps.config.metadata import Metadata
 from kvps.config.specs import Spec, setting
 from kvps.config.unit_rounds import UnitRounds
 from kvps.optim import reductions
@@ -24,7 +25,10 @@ _MOST_PENDING = 10_000
 
 @dataclass(frozen=True)
 class UncheckedConfig:
-    """The settings of a job; docs/settings.md explains each. Times are in milliseconds. `JobConfig` checks them."""
+    """The settings of a job; docs/settings.md explains each. Times are in milliseconds. `JobConfig` checks them.
+
+    metadata  what the job notes of itself beside them
+    """
 
     staleness: int = setting(
         0,
@@ -106,7 +110,6 @@ class UncheckedConfig:
         choices=("auto", "redis", "shm"),
         group="Arrays",
     )
-    memory: str = setting("", "With shm: which host's memory holds the arrays. kvps sets it when it creates the job.")
     nonfinite: Literal["reject", "skip"] = setting(
         "reject",
         "What happens to a gradient with NaN or Inf: reject refuses it, skip counts it as zeros. And to one of which a "
@@ -215,14 +218,6 @@ class UncheckedConfig:
         metavar="TIMES",
         group="Failures",
     )
-    rounds: int = setting(
-        0,
-        "How many rounds each worker is going to do, so that screens can show how much is done; kvps up sets it. "
-        "With 0 that is not known. No worker is bound by it; kvps run --resume goes on with a finished job where it "
-        "grows.",
-        bounds=(0, 2**50),
-    )
-    task: str = setting("", "The task that kvps worker trains. A job that was created in Python has none.")
     seed: int = setting(
         0, "Decides the initial parameters and the order of the samples.", bounds=(0, 2**32 - 1), group="Training"
     )
@@ -235,16 +230,12 @@ class UncheckedConfig:
         bounds=(1, 256),
         group="Training",
     )
-    launched_by: str = setting(
-        "",
-        "The kvps up or kvps run that launched the workers. If it is empty, any process may join.",
-        why_not=specs.not_a_launcher,
-    )
+    metadata: Metadata = field(default_factory=Metadata)
 
     @property
-    def host(self) -> str:
-        """Over shared memory, the host of that memory."""
-        return self.memory.partition("/")[0]
+    def fixed_workers(self) -> bool:
+        """Whether no other worker may join once all have: they divide the data of their task among themselves."""
+        return bool(self.metadata.task) and not self.units
 
     @property
     def replicas(self) -> int:
@@ -344,5 +335,6 @@ def _with_option(name: str, spec: Spec) -> Spec:
     return replace(spec, option=("--" + name.removesuffix("_ms").replace("_", "-"),))
 
 
-SPECS: dict[str, Spec] = {f.name: _with_option(f.name, f.metadata["spec"]) for f in fields(UncheckedConfig)}
+_SETTINGS = [f for f in fields(UncheckedConfig) if "spec" in f.metadata]
+SPECS: dict[str, Spec] = {f.name: _with_option(f.name, f.metadata["spec"]) for f in _SETTINGS}
 """The description of each setting, by its name."""

@@ -10,7 +10,7 @@ are in the same half of all slots, and so on one of two masters.
     kvps:memory                            hash    store               run id of the server -> the shared memory that
                                                                        its first job over shm is in: `auto` takes no
                                                                        other; deleted with the last job
-    kvps:{job}:config                      hash    create, adopt.lua   one readable field for each setting
+    kvps:{job}:config                      hash    create, adopt.lua   readable fields: settings, metadata
     kvps:{job}:layout                      string  create.lua          JSON: parameters, buffers, dtype, shapes, shards
     kvps:{job}:version                     hash    create, ready,      version, head, id, history, run_id (the server's
                                                    recover, trim,      when that history began), plan_id;

@@ -33,7 +33,7 @@ def with_transport(client: Client, config: JobConfig, layout: Layout, job: str) 
     )
     if shares:
         try:
-            return replace(config, transport="shm", memory=_shared_memory(client, config, layout, job))
+            return replace(config.noting(memory=_shared_memory(client, config, layout, job)), transport="shm")
         except (InvalidSetting, ServerFull, ServerUnfit, CorruptData) as error:
             if config.transport == "shm":
                 raise

@@ -34,5 +34,5 @@ class OpenedJob(JobAccess):
 
     def moved(self, memory: str) -> OpenedJob:
         """Return the access to the job after it was moved to another shared memory."""
-        access = replace(self, config=replace(self.config, memory=memory))
+        access = replace(self, config=self.config.noting(memory=memory))
         return replace(access, transport=self.transport.moved(access))

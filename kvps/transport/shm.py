@@ -25,7 +25,7 @@ class ShmTransport(Transport):
 
     def __init__(self, access: JobAccess, segments: Segments | None = None) -> None:
         self._access = access
-        self.segments = segments or Segments(access.config.memory, access.keys.id)
+        self.segments = segments or Segments(access.config.metadata.memory, access.keys.id)
         self.reader: ShmVersionReader = ShmVersionReader(access, self.segments)
 
     @property
@@ -37,13 +37,13 @@ class ShmTransport(Transport):
         return self.segments.seen
 
     def moved(self, access: JobAccess) -> ShmTransport:
-        return ShmTransport(access, self.segments.moved_to(access.config.memory))
+        return ShmTransport(access, self.segments.moved_to(access.config.metadata.memory))
 
     def check_here(self, why: str) -> None:
         if not self.segments.here:
             self.segments.check_ours()
             keys, config = self._access.keys, self._access.config
-            raise UsageError(f"the arrays of job {keys.job!r} are in the shared memory of {config.host}{why}")
+            raise UsageError(f"the arrays of job {keys.job!r} are in the shared memory of {config.metadata.host}{why}")
 
     def weight_reader(self, memory: Callable[[], Array], prefetch: bool) -> WeightReader:
         return self.reader  # there is nothing to fetch ahead

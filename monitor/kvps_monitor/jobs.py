@@ -47,7 +47,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
     losses = [i.loss for i in newest if i.loss is not None]
     return {
         "job": job.name,
-        "task": c.task,
+        "task": c.metadata.task,
         "mode": c.mode,
         "staleness": c.staleness,
         "optimizer": str(c.optimizer),

@@ -65,7 +65,7 @@ class JobWatch:
         return JobView(
             job=job.name,
             at_ms=now_us // 1000,
-            task=job.config.task,
+            task=job.config.metadata.task,
             mode=job.config.mode,
             staleness=job.config.staleness,
             transport=job.config.transport,
@@ -253,9 +253,9 @@ def _progress(state: State, config: JobConfig) -> float | None:
         return 1.0
     if config.units:
         return state.units_done / config.units
-    if not config.rounds:
+    if not (rounds := config.metadata.rounds):
         return None
-    return sum(min(m.round, config.rounds) for m in state.members.values()) / (config.rounds * config.workers)
+    return sum(min(m.round, rounds) for m in state.members.values()) / (rounds * config.workers)
 
 
 def _eta(state: State, config: JobConfig, workers: Sequence[WorkerView]) -> float | None:
@@ -266,6 +266,6 @@ def _eta(state: State, config: JobConfig, workers: Sequence[WorkerView]) -> floa
         return None
     if config.units:
         return (config.units - state.units_done) / sum(rates)
-    if not config.rounds:
+    if not (rounds := config.metadata.rounds):
         return None
-    return max((config.rounds - w.committed) / (w.rounds_per_s or math.inf) for w in at_work)
+    return max((rounds - w.committed) / (w.rounds_per_s or math.inf) for w in at_work)

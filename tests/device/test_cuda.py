@@ -56,8 +56,8 @@ def cupy(gpu: Device) -> ModuleType:
 
 def trained(store: Store, name: str, device: Device, served_by: Device = CPU) -> dict[str, np.ndarray]:
     """The weights with which two workers on that device end."""
-    config = JobConfig(task="digits", workers=2, epochs=5, batch_size=64, optimizer=kvps.SGD(lr=0.1, momentum=0.9))
-    job = store.create_job(name, load_task("digits").parameters(0), config=config)
+    settings = {"workers": 2, "epochs": 5, "batch_size": 64, "optimizer": kvps.SGD(lr=0.1, momentum=0.9)}
+    job = store.create_job(name, load_task("digits").parameters(0), task="digits", **settings)
     stop = threading.Event()
     with ThreadPoolExecutor(3) as pool:
         serving = pool.submit(kvps_aggregator.serve, job, stop=stop, device=served_by)

@@ -66,7 +66,7 @@ def training(job: Job, *workers: str) -> list[Callable[[], None]]:
 
 def task_gradient(job: Job, session: Session) -> Params:
     """Return the gradient that the task's own worker would push next."""
-    task = load_task(job.config.task)
+    task = load_task(job.config.metadata.task)
     rounds = Rounds(task, job.config, session.rank, np)
     weights = session.pull()  # first: with a quorum it says which round is open
     return dict(round_gradient(task, job.layout, rounds, session.round, weights, np).grads)
@@ -76,7 +76,7 @@ def task_weight(job: Job, session: Session) -> int | None:
     """Return the weight of that gradient, after the pull."""
     if job.config.reduction != "weighted":
         return None
-    rounds = Rounds(load_task(job.config.task), job.config, session.rank, np)
+    rounds = Rounds(load_task(job.config.metadata.task), job.config, session.rank, np)
     return len(rounds.rows(session.round))
 
 

@@ -78,7 +78,7 @@ class Scene:
             neighbour = store.create_job(NEIGHBOUR, {"x": np.ones(2, np.float32)}, **_LONG)
             _pushed(neighbour.join("w0"))
             job = make(store, folder)
-        self.memory = job.config.memory
+        self.memory = job.config.metadata.memory
         self.files = {path.name: path.read_bytes() for path in folder.iterdir()}
         self.content: Content = {}
         self._dumps: dict[bytes, tuple[bytes, int]] = {}

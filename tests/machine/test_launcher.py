@@ -16,6 +16,7 @@ from helpers.servers import free_port
 from helpers.waiting import awaited_job, eventually
 
 import kvps
+from kvps.config import JobConfig, Metadata
 from kvps.machine import launcher, process
 
 pytestmark = pytest.mark.slow  # each starts whole commands
@@ -85,7 +86,7 @@ def test_a_job_whose_command_was_killed_is_free(store: kvps.Store) -> None:
     with subprocess.Popen(["sleep", "600"]) as command:
         its = {"pid": command.pid, "start": process.mark(command.pid).rpartition(":")[2]}
         up = json.dumps(json.loads(launcher.this_process("kvps up")) | its)
-        job = store.create_job("job", model(), launched_by=up)
+        job = store.create_job("job", model(), config=JobConfig(metadata=Metadata(launched_by=up)))
         with pytest.raises(kvps.UsageError, match=f"those of kvps up \\(process {command.pid} "):
             job.join()
         command.kill()
@@ -112,13 +113,15 @@ def test_a_copy_of_a_script_may_join_without_an_id_and_nobody_else(
 
 
 def test_a_restored_job_is_anybodys(store: kvps.Store) -> None:
-    job = store.create_job("job", model(), launched_by=launcher.this_process("kvps up"))
-    assert store.restore_job(job.checkpoint(), "again").config.launched_by == ""
+    job = store.create_job(
+        "job", model(), config=JobConfig(metadata=Metadata(launched_by=launcher.this_process("kvps up")))
+    )
+    assert store.restore_job(job.checkpoint(), "again").config.metadata.launched_by == ""
 
 
 def test_of_another_machines_command_nothing_is_known(store: kvps.Store) -> None:
     elsewhere = json.loads(launcher.this_process("kvps up")) | {"host": "far", "space": "another boot", "pid": 7}
-    job = store.create_job("job", model(), launched_by=json.dumps(elsewhere))
+    job = store.create_job("job", model(), config=JobConfig(metadata=Metadata(launched_by=json.dumps(elsewhere))))
     with pytest.raises(kvps.UsageError, match=r"kvps up \(process 7 on far\).*if that has ended: kvps checkpoint save"):
         job.join()
     with job.join("w0", takeover=True) as session:
@@ -130,5 +133,5 @@ def test_of_another_machines_command_nothing_is_known(store: kvps.Store) -> None
 )
 def test_a_launcher_that_is_none_is_refused(store: kvps.Store, text: Any) -> None:
     with pytest.raises(kvps.InvalidSetting, match="launched_by"):
-        store.create_job("job", model(), launched_by=text)
+        store.create_job("job", model(), config=JobConfig(metadata=Metadata(launched_by=text)))
     assert store.jobs() == []

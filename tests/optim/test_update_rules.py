@@ -14,7 +14,7 @@ import kvps
 from kvps import optim
 from kvps.arrays.digest import chunked, weights_sha256
 from kvps.arrays.layout import CHUNK_ITEMS, Layout
-from kvps.config import JobConfig
+from kvps.config import JobConfig, Metadata
 from kvps.optim import update_rules
 
 LONG = 200
@@ -177,7 +177,9 @@ def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
     ],
 )
 def test_settings_survive_redis(optimizer: optim.Optimizer) -> None:
-    config = JobConfig(staleness=3, workers=4, optimizer=optimizer, reduction="sum", task="digits", seed=9)
+    config = JobConfig(
+        staleness=3, workers=4, optimizer=optimizer, reduction="sum", seed=9, metadata=Metadata(task="digits")
+    )
     assert JobConfig.from_hash(config.to_hash()) == config
 
 

@@ -65,7 +65,8 @@ from kvps.staleness import ASP, admits
 class Model:
     """A job at small bounds. `max_pending` 0 is what a job would choose; `joined` begins with all workers there.
 
-    Each worker does `rounds`; or they share `units`, if there are any.
+    Each worker does `rounds`; or they share `units`, if there are any. With `fixed` so many divide the data among
+    themselves, and the others come in vain.
     """
 
     shards: int = 1
@@ -81,13 +82,14 @@ class Model:
     drops: bool = False
     units_per_round: int = 0
     states: bool = False
+    fixed: int = 0
     scripts: Scripts = field(init=False)
 
     def __post_init__(self) -> None:
         limit = self.max_pending or JobConfig(staleness=self.staleness).max_pending
         if self.units_per_round:
             limit = self.units_per_round * (self.staleness + 1)
-        sizes = (self.quorum, self.drops, self.units_per_round, self.states)
+        sizes = (self.quorum, self.drops, self.units_per_round, self.states, self.fixed)
         scripts = Scripts(self.staleness, limit, self.without, self.clustered, *sizes)
         object.__setattr__(self, "scripts", scripts)
 
@@ -108,7 +110,7 @@ class Model:
             *((None,) * self.workers, None, tuple(map(tuple, holders)), None, (), None, (), None, frozenset()),
             *(self.faults, ""),
         )
-        for worker in range(self.workers if self.joined else 0):
+        for worker in range((self.fixed or self.workers) if self.joined else 0):
             s = next(step.state for step in self._membership(s, worker))
         return s
 
@@ -116,7 +118,7 @@ class Model:
         """Whether all is committed or rejected, and every worker has finished or is gone for good."""
         undone = set(s.units) - {DONE} and s.run[0] != STOPPED
         left = s.inbox or s.plan or any(s.sessions) or undone or s.history != s.life or s.removers
-        return not left and all(e and e.state == GONE for e in s.entries)
+        return not left and self.scripts.all_joined(s) and all(e is None or e.state == GONE for e in s.entries)
 
     def steps(self, s: State) -> Iterator[Step]:
         """All that may happen next."""
@@ -629,7 +631,9 @@ class Model:
         alone = not self.units and not s.life and s.job == 1
         if alone and sum(entry.incarnation - 1 for entry in s.entries if entry) > spent:
             return "a worker was put out though no fault did it"
-        if s.log and None in s.entries and s.run[0] != STOPPED:
+        if self.fixed and sum(e is not None for e in s.entries) > self.fixed:
+            return "one worker more has joined than divide the data among themselves"
+        if s.log and not self.scripts.all_joined(s) and s.run[0] != STOPPED:
             return "a version is committed before all workers have joined"
         if self.drops and any(c.base != plan.version - 1 for plan in s.log for c in plan.contributions):
             return "a contribution counts that came late"
@@ -788,7 +792,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--states", action="store_true", help="workers have states that travel with each push")
     parser.add_argument("--drops", action="store_true", help="late contributions are dropped")
     parser.add_argument("--limit", type=int, default=5_000_000, help="states to visit at most")
-    counts = {"rounds": 2, "workers": 2, "max_pending": 0, "units": 0, "quorum": 0, "units_per_round": 0}
+    counts = {"rounds": 2, "workers": 2, "max_pending": 0, "units": 0, "quorum": 0, "units_per_round": 0, "fixed": 0}
     counts |= Faults()._asdict()
     for name, default in counts.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
@@ -797,7 +801,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
     faults = Faults(*(getattr(got, name) for name in Faults._fields))
     sizes = (got.rounds, got.workers, got.max_pending, not got.joining, got.units, got.quorum, got.drops)
-    sizes = (*sizes, got.units_per_round, got.states)
+    sizes = (*sizes, got.units_per_round, got.states, got.fixed)
     began = time.perf_counter()
     result = explore(Model(got.shards, got.staleness, faults, frozenset(got.mutants), *sizes), got.limit)
     whole = "" if result.complete else ", not all there are"

@@ -37,6 +37,7 @@ MUTANTS = {
     "join-pending": "join: forgets what the last incarnation has waiting",
     "join-waits": "join: admits past rounds that the last incarnation still has waiting",
     "join-unit": "join: the last incarnation's unit is not given back",
+    "join-fixed": "join: also one worker more than divide the data among themselves",
     "join-restart": "join: also after a restart of the server",
     "next-unit-restart": "take: also after a restart of the server",
     "next-unit-incarnation": "take: any incarnation may take for the present one",
@@ -496,6 +497,12 @@ class Scripts:
     drops: bool = False
     units_per_round: int = 0
     states: bool = False
+    fixed: int = 0
+
+    def all_joined(self, s: State) -> bool:
+        """Whether all workers have joined that a job waits for. If the data is divided among so many as are `fixed`,
+        one more is none of them."""
+        return sum(e is not None for e in s.entries) >= (self.fixed or len(s.entries))
 
     @property
     def in_step(self) -> bool:
@@ -604,6 +611,8 @@ class Scripts:
         if self.restarted(s, "join-restart"):
             return ("RESTARTED",), s
         entry, clock = s.entries[worker], s.clock[worker]
+        if self.fixed and not entry and self.all_joined(s) and self.has("join-fixed"):
+            return ("COMPLETE",), s
         others = (s.clock[w] + e.skip for w, e in enumerate(s.entries) if e and w != worker and e.state != GONE)
         furthest = max((c.round for plan in s.log for c in (*plan.contributions, *plan.over)), default=0)
         pending = entry.pending if entry and self.has("join-pending") else 0
@@ -788,7 +797,7 @@ class Scripts:
             return ("OPEN",), s
         if s.run[0] == PAUSED and self.has("plan-pause"):
             return ("IDLE",), s
-        if None in s.entries and s.run[0] != STOPPED and self.has("plan-early"):
+        if not self.all_joined(s) and s.run[0] != STOPPED and self.has("plan-early"):
             return ("EARLY",), s
         if self.quorum and len(s.inbox) < self.wanted(s) and self.has("plan-quorum"):
             return ("IDLE",), s  # once they are there, how long it waits for the others is chance

@@ -10,7 +10,7 @@ import pytest
 from helpers.lua_sources import Sources
 
 import kvps
-from kvps.errors import CorruptData, LeaseLost, WorkerEvicted
+from kvps.errors import CorruptData, LeaseLost, UsageError, WorkerEvicted
 from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps.machine import launcher
@@ -206,8 +206,24 @@ def test_ready_is_fenced(job: Job) -> None:
     assert job.access.scripts.ready(1, successor, plan, "d1").flipped
 
 
+@pytest.mark.parametrize("earlier", [False, True], ids=["now", "of an earlier version"])
+def test_workers_that_divide_the_data_of_their_task_take_no_other(store: Store, earlier: bool) -> None:
+    params = {"x": np.zeros(4, np.float32)}
+    job = store.create_job("divided", params, workers=1, task="digits")
+    assert store.client.call("HGET", job.access.keys.config, "fixed_workers") == "1"
+    others = [store.create_job("script", params), store.create_job("units", params, task="digits", units=9)]
+    for each in (job, *others):
+        if earlier:
+            store.client.call("HDEL", each.access.keys.config, "fixed_workers")
+        each.access.scripts.join("w0", "a", "", ME)
+    with pytest.raises(UsageError, match=r"job 'divided' has all its workers \(w0\): join as one of them"):
+        job.access.scripts.join("w1", "b", "", ME)
+    assert job.access.scripts.join("w0", "c", "*", ME).rank == 0
+    assert [each.access.scripts.join("w1", "b", "", ME).rank for each in others] == [1, 1]
+
+
 def test_a_job_is_adopted_once_and_its_dead_workers_keep_their_places(job: Job) -> None:
-    scripts, before = job.access.scripts, job.config.launched_by
+    scripts, before = job.access.scripts, job.config.metadata.launched_by
     mine, other = (launcher.this_process("kvps run", most) for most in (1, 2))
     joined = {worker: scripts.join(worker, "abc", "", ME).incarnation for worker in ("w0", "w1")}
     ended = {"w0": joined["w0"], "w1": "1-another"}

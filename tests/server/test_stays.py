@@ -19,6 +19,7 @@ from helpers.waiting import eventually, processes_of
 from kvps_cli import finished_runs
 
 import kvps
+from kvps.config import Metadata
 from kvps.machine import launcher
 from kvps.server import private_server
 
@@ -111,9 +112,11 @@ def test_the_oldest_of_many_finished_runs_are_removed(home: Path, monkeypatch: p
     with kvps.connect(stays_s=600) as store:
         config = {"workers": 1, "worker_timeout_ms": 60_000}
         store.create_job("made-by-hand", model(), **config)
-        store.create_job("alive", model(), config=kvps.JobConfig(**config, launched_by=_launched_by(os.getpid())))
+        store.create_job(
+            "alive", model(), config=kvps.JobConfig(**config, metadata=Metadata(launched_by=_launched_by(os.getpid())))
+        )
         for number in range(9):
-            of_run = kvps.JobConfig(**config, launched_by=_launched_by(ended.pid))
+            of_run = kvps.JobConfig(**config, metadata=Metadata(launched_by=_launched_by(ended.pid)))
             store.create_job(f"run-{number}", model(), config=of_run)
         with store.job("run-0").join("w0", takeover=False) as at_work:
             finished_runs.make_room(store, quiet=True)
@@ -129,7 +132,7 @@ def test_a_server_that_lasts_loses_no_job(lasting: kvps.Store) -> None:
     with subprocess.Popen(["true"]) as ended:
         pass
     for number in range(9):
-        config = kvps.JobConfig(workers=1, launched_by=_launched_by(ended.pid))
+        config = kvps.JobConfig(workers=1, metadata=Metadata(launched_by=_launched_by(ended.pid)))
         lasting.create_job(f"run-{number}", model(), config=config)
     finished_runs.make_room(lasting, quiet=True)
     assert len(lasting.jobs()) == 9

@@ -216,7 +216,9 @@ def test_what_a_rollback_loses_is_said_as_the_log_says_it(store: Store, caplog: 
         shard.version += 1
         with pytest.raises(kvps.LeaseLost):
             shard.storage._roll_back()
-        assert job.access.scripts.rollback(shard.term, job.state().history, job.config.memory) == (0, 2), "asked again"
+        assert job.access.scripts.rollback(shard.term, job.state().history, job.config.metadata.memory) == (0, 2), (
+            "asked again"
+        )
         abandon(session)
     assert recoveries(job) == [("0", "2")]
     assert "goes on from version 0, which Redis has; lost the last 2 versions" in caplog.text

@@ -41,7 +41,7 @@ class Drawn:
 
 def _rounds(task: Any, procs: int) -> tuple[CheckedTask, Rounds]:
     checked = CheckedTask("any", task)
-    return checked, Rounds(checked, JobConfig(task="any", batch_size=4, epochs=1, procs=procs), 0, np)
+    return checked, Rounds(checked, JobConfig(batch_size=4, epochs=1, procs=procs), 0, np)
 
 
 @pytest.mark.parametrize("procs", [1, 2, 3, 4, 5])

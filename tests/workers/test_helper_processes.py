@@ -23,7 +23,7 @@ from kvps_workers.training_loop import train
 
 import kvps
 from kvps.arrays.layout import Layout
-from kvps.config import JobConfig
+from kvps.config import JobConfig, Metadata
 from kvps.device.base import Device
 from kvps.store import Store
 
@@ -34,7 +34,7 @@ LAYOUT = Layout.of(PARAMS)
 
 
 def _config(**said: Any) -> JobConfig:
-    return JobConfig(**({"task": "digits", "batch_size": 50, "epochs": 1} | said))
+    return JobConfig(**({"batch_size": 50, "epochs": 1} | said), metadata=Metadata(task="digits"))
 
 
 def _helpers_of(home: Path) -> list[int]:
@@ -118,7 +118,7 @@ def test_a_helper_that_is_killed_is_started_again(home: Path) -> None:
 
 def test_a_helper_that_dies_twice_in_a_round_ends_the_worker_in_one_line(mine: Path) -> None:
     name = _task(mine, "return 0.0, {'x': params['x'] + 1}")
-    task, config = load_task(name), JobConfig(task=name, batch_size=40, epochs=1, procs=2)
+    task, config = load_task(name), JobConfig(batch_size=40, epochs=1, procs=2, metadata=Metadata(task=name))
     _task(mine, "os._exit(3)")  # which the helper loads
     rounds, layout = Rounds(task, config, 0, np), Layout.of({"x": np.zeros(3, np.float32)})
     with HelperProcesses(config, layout, 0) as helpers, pytest.raises(kvps.TaskFailed) as caught:
@@ -128,7 +128,7 @@ def test_a_helper_that_dies_twice_in_a_round_ends_the_worker_in_one_line(mine: P
 
 def test_what_a_task_raises_in_a_helper_is_said_in_one_line(mine: Path) -> None:
     name = _task(mine, "return 0.0, {'x': params['x'] + 1}")
-    task, config = load_task(name), JobConfig(task=name, batch_size=40, epochs=1, procs=2)
+    task, config = load_task(name), JobConfig(batch_size=40, epochs=1, procs=2, metadata=Metadata(task=name))
     rounds, layout = Rounds(task, config, 0, np), Layout.of({"x": np.zeros(3, np.float32)})
     for statement, words in (
         ("raise RuntimeError('unlucky')", "RuntimeError: unlucky"),

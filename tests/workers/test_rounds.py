@@ -16,7 +16,7 @@ from kvps_workers.rounds import Rounds
 from kvps_workers.task import CheckedTask
 
 import kvps
-from kvps.config import JobConfig, division_of
+from kvps.config import JobConfig, Metadata, division_of
 from kvps.store import Store
 
 
@@ -42,7 +42,7 @@ class Numbered:
 
 
 def _rounds(samples: int, rank: int = 0, **said: Any) -> Rounds:
-    config = JobConfig(**({"task": "numbered", "batch_size": 4, "epochs": 2} | said))
+    config = JobConfig(**({"batch_size": 4, "epochs": 2} | said), metadata=Metadata(task="numbered"))
     return Rounds(CheckedTask("numbered", Numbered(samples)), config, rank, np)
 
 

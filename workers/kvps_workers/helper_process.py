@@ -74,7 +74,7 @@ def main() -> int:
 def _computing(order: Order) -> Callable[[int], Answer]:
     """Return a function that computes this process's share of a round. Raises what the task raises."""
     config, layout = JobConfig.from_hash(order.config), Layout.from_json(order.layout)
-    task = load_task(config.task)
+    task = load_task(config.metadata.task)
     rounds = Rounds(task, config, order.rank, np)
     arrays = shared_arrays(order.memory, layout.size, config.procs)
     params, mine = layout.views(arrays[0]), arrays[order.part]

@@ -77,7 +77,7 @@ class HelperProcesses:
             answer = self._helpers[part - 1].answer()
         if answer is None:
             code = self._helpers[part - 1].end()
-            raise TaskFailed(f"task {self._config.task!r} failed: {who} died twice in one round (exit {code})")
+            raise TaskFailed(f"task {self._config.metadata.task!r} failed: {who} died twice in one round (exit {code})")
         return answer
 
     def _start(self, part: int) -> _Helper:

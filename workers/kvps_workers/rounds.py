@@ -35,7 +35,7 @@ class Rounds:
 
     def __init__(self, task: Task, config: JobConfig, rank: int, xp: ModuleType) -> None:
         if not config.batch_size:
-            raise InvalidSetting(f"task {config.task!r} needs a batch_size from 1, and its job has 0")
+            raise InvalidSetting(f"task {config.metadata.task!r} needs a batch_size from 1, and its job has 0")
         self._data = task.data(0, 1, xp) if config.units else task.data(rank, config.workers, xp)
         self._config, self._rank, self._xp = config, rank, xp
         self._order = lru_cache(1)(self._order_of)
@@ -53,7 +53,7 @@ class Rounds:
     def samples(self, rows: Rows) -> tuple[Any, ...]:
         """Return these rows of each array of the data."""
         there = self._xp.asarray(rows)
-        with blamed(self._config.task):  # the task's arrays may not allow taking rows
+        with blamed(self._config.metadata.task):  # the task's arrays may not allow taking rows
             return tuple(array[there] for array in self._data)
 
     def _order_of(self, epoch: int) -> Rows:

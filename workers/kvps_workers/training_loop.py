@@ -50,7 +50,7 @@ def train(
     Raises InvalidTask, InvalidSetting, TaskFailed, WorkerAlive, ServerLost.
     """
     config = job.config
-    if not config.task:
+    if not config.metadata.task:
         advice = f": start one more copy of its script, with KVPS_JOB={job.name}" if config.units else ""
         raise InvalidTask(
             f"job {job.name!r} has no task: it was made in Python, and its workers join from there{advice}"
@@ -67,7 +67,7 @@ def train(
         )
     if slow < 1:
         raise InvalidSetting(f"slow must be 1 or more, not {slow:g}")
-    task = load_task(config.task)
+    task = load_task(config.metadata.task)
     acknowledged = 0
     while True:
         try:

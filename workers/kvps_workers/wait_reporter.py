@@ -88,7 +88,7 @@ class WaitReporter:
         me, config = self._session, job.config
         reasons = []
         if round_state.joined < config.workers and not (config.unit_rounds and round_state.version):
-            start = "" if config.launched_by else f": kvps worker --job {job.name}"
+            start = "" if config.metadata.launched_by else f": kvps worker --job {job.name}"
             reasons.append(f"{round_state.joined} of {config.workers} workers have joined{start}")
         if config.partial_rounds:
             reasons.append(f"its round waits for a quorum of {config.quorum}")

@@ -36,20 +36,21 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     does = Text(
         printable(palette.job_does(view.state, view.waits_for, view.why)), palette.STYLES[palette.tone(view.state)]
     )
-    console.print(Text.assemble((job, "bold"), "  ", does, f"  {c.task or 'made in Python'}  {c.mode}  {c.optimizer}"))
+    task = c.metadata.task or "made in Python"
+    console.print(Text.assemble((job, "bold"), "  ", does, f"  {task}  {c.mode}  {c.optimizer}"))
     console.print(f"version {view.version:,}  head {view.head[:12]}  {counted(view.backlog, 'contribution')} waiting")
     if view.units_text:
         console.print(view.units_text)
     if view.evaluation_text:
         console.print(printable(view.evaluation_text), soft_wrap=True)
     if c.transport == "shm":
-        console.print(f"arrays in the shared memory of {c.host}; Redis has version {kept:,}")
+        console.print(f"arrays in the shared memory of {c.metadata.host}; Redis has version {kept:,}")
     for shard in view.shards:
         console.print(f"shard {shard.shard}  {shard.holder or missing}")
     if view.workers:
         print_rows(_COLUMNS, map(_row, view.workers), least=("process", "device", "rank"))
     else:
-        start = "" if c.launched_by else f"; start {connect.start_of(opened)}"
+        start = "" if c.metadata.launched_by else f"; start {connect.start_of(opened)}"
         console.print(f"no worker has joined{start}")
 
 

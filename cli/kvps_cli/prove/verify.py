@@ -97,7 +97,7 @@ def proof_of(
     source: Source | None = None
     if record is not None:
         source = Recorded(record, job.name, state.id, job.layout, job.config.gradient_format)
-    elif job.config.task and not job.config.takes_local_steps:
+    elif job.config.metadata.task and not job.config.takes_local_steps:
         source = Recomputed(job, state)
     with work.stage("reading the log"):
         log = _WatchedLog(job, state, checkpoints, work)
@@ -133,7 +133,7 @@ class Recomputed:
 
     @cached_property
     def _task(self) -> Task:
-        return load_task(self._config.task)
+        return load_task(self._config.metadata.task)
 
     @cached_property
     def _contributions(self) -> Callable[[int], Contributions]:
@@ -143,7 +143,7 @@ class Recomputed:
         """Return version 0, (size,) float32. Raises Unproved."""
         with _unproved():
             task = self._task
-            with blamed(self._config.task):
+            with blamed(self._config.metadata.task):
                 params = task.parameters(self._config.seed)
             return np.concatenate(self._layout.hosted(params, "parameter"))
 
@@ -162,9 +162,9 @@ class Recomputed:
         """Return why the task may give another gradient here."""
         member = self._members[contribution.worker]
         return (
-            f"task {self._config.task!r} gives another gradient here. It or its data has changed, or it is not "
-            f"deterministic, or {member.worker} ({member.device} on {member.host}) had another GPU, processor, BLAS or "
-            f"number of threads; a job run with --record DIR can be replayed anywhere"
+            f"task {self._config.metadata.task!r} gives another gradient here. It or its data has changed, or it is "
+            f"not deterministic, or {member.worker} ({member.device} on {member.host}) had another GPU, processor, "
+            f"BLAS or number of threads; a job run with --record DIR can be replayed anywhere"
         )
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvps.config import JobConfig, division_of
+from kvps.config.job_config import value_of
 from kvps.errors import InvalidSetting, KvpsError, UsageError
 from kvps.history.checkpoint_directory import jobs_in, newest
 from kvps.job import Job
@@ -52,10 +53,10 @@ def further(command: Sequence[str], kept: KeptFiles, store: Store, name: str, la
         return None
     if others := [each for each in differing if each not in _GROWS]:
         raise InvalidSetting(other_settings(name, config, asked, others))
-    if less := [each for each in differing if getattr(asked, each) < getattr(config, each)]:
-        has, other = getattr(config, less[0]), getattr(asked, less[0])
+    if less := [each for each in differing if value_of(asked, each) < value_of(config, each)]:
+        has, other = value_of(config, less[0]), value_of(asked, less[0])
         raise InvalidSetting(f"job {name!r} is finished with {less[0]} {has}, and {other} is less: nothing was changed")
-    asked = replace(config, **{each: getattr(asked, each) for each in _GROWS})
+    asked = replace(config.noting(rounds=asked.metadata.rounds), epochs=asked.epochs, units=asked.units)
     _check_same_units(name, config, asked)
     check_fits(name, config, launch)
     if job:
@@ -66,7 +67,7 @@ def further(command: Sequence[str], kept: KeptFiles, store: Store, name: str, la
         found.checkpoint, config=asked, run=RunControl(), workers=_unfinished(found.checkpoint.workers)
     )
     job = restored(store, name, checkpoint, launch, before=found.checkpoint.config)
-    more = ", ".join(f"{each} {getattr(config, each)} to {getattr(asked, each)}" for each in differing)
+    more = ", ".join(f"{each} {value_of(config, each)} to {value_of(asked, each)}" for each in differing)
     line = f"job {name}: goes on at version {checkpoint.version}, from {found.path}, with {more}"
     return Origin(Run(name, job.id), [line])
 

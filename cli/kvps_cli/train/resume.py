@@ -141,11 +141,10 @@ def _adopted(store: Store, job: Job, launch: Launch) -> tuple[str, bool]:
     """Have the job on the server wait for the copies of this run, which take the places of those of an earlier one.
     Return the line about it, and whether it is finished."""
     config, name, state = job.config, job.name, job.state()
-    launched = Launcher.of(config.launched_by) if config.launched_by else None
-    me = Launcher.of(launch.launched_by)
-    if config.task and (launched is None or launched.command != me.command):  # a script may name a task, too
+    noted, launched, me = config.metadata, config.metadata.launcher, Launcher.of(launch.launched_by)
+    if noted.task and (launched is None or launched.command != me.command):
         raise UsageError(
-            f"job {name!r} trains the task {config.task}: kvps worker --job {name} goes on with it; give this run "
+            f"job {name!r} trains the task {noted.task}: kvps worker --job {name} goes on with it; give this run "
             f"another name (--job NAME)"
         )
     check_fits(name, config, launch)
@@ -160,7 +159,7 @@ def _adopted(store: Store, job: Job, launch: Launch) -> tuple[str, bool]:
         ended = []
     incarnations = {member.worker: member.incarnation for member in ended}
     scripts = job.access.scripts
-    if not job.in_present_history(lambda: scripts.adopt(config.launched_by, launch.launched_by, str(me), incarnations)):
+    if not job.in_present_history(lambda: scripts.adopt(noted.launched_by, launch.launched_by, str(me), incarnations)):
         raise UsageError(f"another command has just resumed job {name!r}")
     job.access.client.call("DEL", job.access.keys.last)
     if state.run.state in ("suspended", "paused"):

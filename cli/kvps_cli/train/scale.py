@@ -94,7 +94,7 @@ def scale(
     """
     with connect.existing_job(redis, job) as opened:
         config = opened.config
-        launched = Launcher.of(config.launched_by) if config.launched_by else None
+        launched = config.metadata.launcher
         if launched is None or launched.is_dead:
             start = f": start more with {connect.start_of(opened)}" if config.units else ""
             raise UsageError(f"no kvps up or kvps run keeps the workers of job {job!r}{start}")

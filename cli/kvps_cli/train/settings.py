@@ -13,7 +13,7 @@ import typer
 from kvps_workers.task import CheckedTask
 
 from kvps import optim
-from kvps.config import SPECS, JobConfig, division_of
+from kvps.config import SPECS, JobConfig, Metadata, division_of
 from kvps.config.specs import as_text, why_not
 from kvps.errors import InvalidSetting
 from kvps.staleness import ASP
@@ -113,7 +113,7 @@ class TaskOptions(JobOptions):
         asked_for = chosen.pop("units_per_round", None)
         if asked_for and self.data == "static":
             raise InvalidSetting("--units-per-round makes rounds of units: leave --data static out")
-        static = JobConfig(task=name, **self._with_rate(chosen, task.lr))
+        static = JobConfig(metadata=Metadata(task=name), **self._with_rate(chosen, task.lr))
         as_they_come = asked_for == 0 or static.staleness == ASP
         if self.data == "static" or (as_they_come and not self.data and not asked_for):
             return static
@@ -122,7 +122,7 @@ class TaskOptions(JobOptions):
         per_round = asked_for or (0 if as_they_come else task.units_per_round)
         rated = self._with_rate(chosen, task.lr if static.staleness or not per_round else task.units_lr)
         try:
-            return JobConfig(task=name, units_per_round=per_round, **units, **rated)
+            return JobConfig(metadata=static.metadata, units_per_round=per_round, **units, **rated)
         except InvalidSetting as contradiction:
             if asked_for:
                 raise
@@ -154,7 +154,8 @@ def parse_workers(text: str) -> tuple[int, int]:
 
 
 def _options(of_task: bool) -> list[Parameter]:
-    chosen = [f for f in fields(JobConfig) if SPECS[f.name].option and (of_task or f.name not in _TASKS_ONLY)]
+    named = [name for name, spec in SPECS.items() if spec.option and (of_task or name not in _TASKS_ONLY)]
+    chosen = [f for f in fields(JobConfig) if f.name in named]
     options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -93,11 +92,11 @@ def up(
         raise InvalidSetting("--kill-every proves the whole log: give --checkpoints DIR too, or leave out --log-keep")
     loaded = load_task(task)
     launched_by = launcher.this_process("kvps up", settings.most)
-    config = replace(settings.job_config(task, loaded, quiet), launched_by=launched_by)
+    config = settings.job_config(task, loaded, quiet).noting(launched_by=launched_by)
     check_prefetch(prefetch, config)
     # Ask the task for data and parameters before anything is started or stored.
     rounds = _rounds(loaded, config, settings.most)
-    config = config if config.units else replace(config, rounds=max(rounds.values()))
+    config = config if config.units else config.noting(rounds=max(rounds.values()))
     quiet = start_log(quiet, verbose)
     params = parameters_of(loaded, config, quiet)
     with connect.serving_store(server, quiet, joinable=False) as store:
@@ -206,7 +205,7 @@ def _write(report: Path, job: Job, took: Figures, figures: Mapping[str, float], 
     reported = {name: value if math.isfinite(value) else None for name, value in figures.items()}  # JSON has no NaN
     result = {
         "job": job.name,
-        "task": config.task,
+        "task": config.metadata.task,
         "workers": config.workers,
         "staleness": config.staleness,
         "shards": config.shards,

@@ -9,12 +9,14 @@
 -- USES job log numbers states time turns unit_rounds units workers
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', its newest
 --     accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker
---     | {COMPLETE, worker...}: these divide the task's data and all have joined | {NOJOB}
+--     | {COMPLETE, worker...}: these divide the data among themselves, all of them | {NOJOB}
 --     | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, version, furthest, free_rank = read_job(job, 'version', 'furthest', 'free_rank')
 if refused then return refused end
-local timeout_ms, workers, staleness, task, total_units = unpack(redis.call('HMGET', keys.config,
-  'worker_timeout_ms', 'workers', 'staleness', 'task', 'units'))
+local timeout_ms, workers, staleness, fixed, task, units = unpack(redis.call('HMGET', keys.config,
+  'worker_timeout_ms', 'workers', 'staleness', 'fixed_workers', 'task', 'units'))
+-- A job of an earlier version has no fixed_workers: there it was the workers of a task without units.
+if not fixed then fixed = task ~= '' and units == '0' and '1' or '' end
 local now, wanted = now_ms(), whole(workers)
 local entry = read_worker(worker)
 local clock = tonumber(redis.call('HGET', keys.clock, worker) or '0')
@@ -32,7 +34,7 @@ if entry and entry.state == 'active' and replaces ~= '*' and replaces ~= entry.i
   if now - seen <= whole(timeout_ms) then return { 'ALIVE', cjson.encode(entry) } end
 end
 local joined = redis.call('HLEN', keys.workers)
-if not entry and task ~= '' and total_units == '0' and joined >= wanted then
+if not entry and fixed == '1' and joined >= wanted then
   local reply = redis.call('HKEYS', keys.workers)
   table.insert(reply, 1, 'COMPLETE')
   return reply

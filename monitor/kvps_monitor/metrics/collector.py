@@ -71,7 +71,7 @@ class _Families:
         if now is None:
             return
         c = reader.job.config
-        self.add("kvps_job_info", [job, reader.job.id, c.task, c.mode, c.transport, str(c.optimizer)], 1)
+        self.add("kvps_job_info", [job, reader.job.id, c.metadata.task, c.mode, c.transport, str(c.optimizer)], 1)
         for word in JOB_WORDS:
             self.add("kvps_job_state", [job, word], word == now.state)
         for name, value in {

@@ -30,7 +30,7 @@ class JobLine(NamedTuple):
     @classmethod
     def of(cls, job: Job, state: State) -> JobLine:
         """Return the line of a job."""
-        return cls(job.name, job.config.mode, state.version, job.config.task or "made in Python")
+        return cls(job.name, job.config.mode, state.version, job.config.metadata.task or "made in Python")
 
     @classmethod
     def unreadable(cls, name: str, error: KvpsError) -> JobLine:

@@ -12,6 +12,7 @@ from helpers.harness import aggregating, await_version, gradient, model
 from kvps_cli.train.resume import Launch, origin
 
 import kvps
+from kvps.config import JobConfig, Metadata
 from kvps.machine import launcher
 from kvps.run_jobs import Run
 from kvps.store import Store
@@ -42,7 +43,7 @@ def test_nobody_waits_for_workers_that_do_not_come_where_others_may_do_their_uni
     assert again.config.workers == 2
     kept = "gone" if per_round else "awaited"
     assert places(again) == {"w0": kept, "w1": kept, "w2": "gone"}
-    assert again.config.launched_by == launch(2).launched_by
+    assert again.config.metadata.launched_by == launch(2).launched_by
     for session in sessions:
         with pytest.raises(kvps.JobNotFound):
             session.leave()
@@ -51,7 +52,9 @@ def test_nobody_waits_for_workers_that_do_not_come_where_others_may_do_their_uni
 def ended(store: Store, workers: int) -> tuple[kvps.Job, list[kvps.Session]]:
     """A job of a run that has ended, and the sessions of its copies."""
     gone = json.loads(launcher.this_process("kvps run", workers)) | {"pid": 2**22 + 1}
-    job = store.create_job("job", model(), workers=workers, launched_by=json.dumps(gone))
+    job = store.create_job(
+        "job", model(), config=JobConfig(workers=workers, metadata=Metadata(launched_by=json.dumps(gone)))
+    )
     first = store.client.call("HGET", job.access.keys.config, "launched_by")
     store.client.call("HSET", job.access.keys.config, "launched_by", "")  # so that this process may join
     sessions = [store.job("job").join(f"w{rank}") for rank in range(workers)]
@@ -120,7 +123,8 @@ def test_a_job_that_others_train_is_not_taken(store: Store) -> None:
 
 def test_a_job_with_a_task_is_taken_if_a_run_launched_it(store: Store) -> None:
     gone = json.loads(launcher.this_process("kvps run", 2)) | {"pid": 2**22 + 1}
-    store.create_job("job", model(), task="digits", batch_size=8, epochs=1, launched_by=json.dumps(gone))
+    noted = Metadata(task="digits", launched_by=json.dumps(gone))
+    store.create_job("job", model(), config=JobConfig(batch_size=8, epochs=1, metadata=noted))
     begin = origin(store, "job", launch(1))
     assert begin.lines == ["job job: goes on at version 0, from the job on the server"]
 
@@ -154,7 +158,7 @@ def test_all_jobs_of_a_run_are_found_on_the_server_or_in_files_and_those_of_othe
     assert [job.name for job in run.jobs(store)] == ["run", "run.2", "run.critic"]
     assert_same_bits(store.job("run").snapshot()[1], end)
     store.remove_job("run.2")
-    store.create_job("run.2", model(), launched_by=json.dumps(gone))
+    store.create_job("run.2", model(), config=JobConfig(metadata=Metadata(launched_by=json.dumps(gone))))
     with pytest.raises(kvps.UsageError, match="trains job 'run'"):
         origin(store, "run", launch(1))
     for job in run.jobs(store):

@@ -18,6 +18,7 @@ from helpers.harness import ends_of_units, model
 from helpers.waiting import awaited_job, eventually
 
 import kvps
+from kvps.config import JobConfig, Metadata
 from kvps.job import Job
 from kvps.machine import launcher
 from kvps.protocol.keys import JobKeys
@@ -226,28 +227,32 @@ def test_what_has_no_units_is_refused_in_one_line_that_says_so(lasting: kvps.Sto
     )
 
 
+def _launched(by: str) -> JobConfig:
+    return JobConfig(workers=2, units=9, metadata=Metadata(launched_by=by))
+
+
 def test_scale_says_why_nothing_happens(lasting: kvps.Store, here: Path) -> None:
     assert "no job 'none'" in refused("scale", "none", "2", code=1)
     lasting.create_job("free", model(), units=9)
     assert "no kvps up or kvps run keeps the workers of job 'free': start more with its own" in refused(
         "scale", "free", "2"
     )
-    lasting.create_job("fixed", model(), workers=2, units=9, launched_by=launcher.this_process("kvps run", 2))
+    lasting.create_job("fixed", model(), config=_launched(launcher.this_process("kvps run", 2)))
     words = (
         f"kvps run (process {os.getpid()} on {os.uname().nodename}) keeps 2 workers of job 'fixed': --workers MIN:MAX"
     )
     assert words in refused("scale", "fixed", "2")
-    lasting.create_job("deaf", model(), workers=2, units=9, launched_by=launcher.this_process("kvps run", 3))
+    lasting.create_job("deaf", model(), config=_launched(launcher.this_process("kvps run", 3)))
     assert "does not keep the workers of job 'deaf' now" in refused("scale", "deaf", "3", code=1)
     assert lasting.client.call("EXISTS", JobKeys("deaf").copies) == 0
     far = json.loads(launcher.this_process("kvps up", 3)) | {"host": "far", "space": "another boot", "pid": 7}
-    lasting.create_job("far", model(), workers=2, units=9, launched_by=json.dumps(far))
+    lasting.create_job("far", model(), config=_launched(json.dumps(far)))
     lasting.client.call("SET", JobKeys("far").copies, 3)
     assert scaled("far", 2) == "job far: from 3 to 2 workers: 1 is asked to leave"
 
 
 def test_scale_waits_for_the_command_that_has_not_looked_at_its_job_yet(lasting: kvps.Store) -> None:
-    lasting.create_job("new", model(), workers=2, units=9, launched_by=launcher.this_process("kvps run", 3))
+    lasting.create_job("new", model(), config=_launched(launcher.this_process("kvps run", 3)))
 
     def tries() -> int:
         return int(lasting.client.call("INFO", "commandstats")["cmdstat_set"]["calls"])

@@ -67,7 +67,7 @@ def work(task: WorkerTask, url: str, allowed: list[str], gpu: int | None, acks: 
     device = open_device(gpu)
     with connect(url) as store:
         job = _open(store, task)
-        check_allowed(job.config.task, allowed)
+        check_allowed(job.config.metadata.task, allowed)
         waits = False
         while True:
             try:

@@ -1,0 +1,53 @@
+"""What a job notes of itself beside its settings. It lies in the config hash too, where redis-cli shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from kvps.config.specs import Spec, not_a_launcher, setting, why_not
+from kvps.errors import InvalidSetting
+from kvps.machine.launcher import Launcher
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a job notes of itself. No version depends on it, and no script reads it. Raises InvalidSetting.
+
+    launched_by  changes when another command resumes the job
+    memory       changes when that memory is lost
+    """
+
+    task: str = setting("", "The task that kvps worker trains: it names code. A job of a script has none.")
+    rounds: int = setting(
+        0,
+        "How many rounds each worker is going to do, so that screens can show how much is done; 0 if that is not "
+        "known. No worker is bound by it; kvps run --resume goes on with a finished job where it grows.",
+        bounds=(0, 2**50),
+    )
+    launched_by: str = setting(
+        "",
+        "The kvps up or kvps run that launched the workers. If it is empty, any process may join.",
+        why_not=not_a_launcher,
+    )
+    memory: str = setting("", "With shm: which host's memory holds the arrays.")
+
+    def __post_init__(self) -> None:
+        for name, spec in METADATA.items():
+            if why := why_not(spec, getattr(self, name)):
+                raise InvalidSetting(f"{name} {why}")
+
+    @property
+    def launcher(self) -> Launcher | None:
+        """The command that launched the workers; it may have ended."""
+        return Launcher.of(self.launched_by) if self.launched_by else None
+
+    @property
+    def host(self) -> str:
+        """Over shared memory, the host of that memory."""
+        return self.memory.partition("/")[0]
+
+
+METADATA: dict[str, Spec] = {f.name: f.metadata["spec"] for f in fields(Metadata)}
+"""The description of each, by its name."""
+NONE = Metadata()
+"""What a job notes of which nothing is said."""
