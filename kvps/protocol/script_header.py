@@ -105,13 +105,16 @@ class Header(NamedTuple):
         return self._checked_types() + self._named_lists() + self._named_arguments()
 
     def guarded(self, code: str) -> str:
-        """Return the code of a script so that, if it fails because a key has another type, it answers which."""
+        """Return the code of a script so that, if it fails because a key has another type, it answers which.
+
+        What else a command of it raises is a text here, as "OOM command not allowed". It is returned as an error, which
+        keeps that code; Lua's own `error` would not."""
         typed = [(number, key) for number, key in self._typed() if not key.many]
         if not typed:
             return code
         return (
             f"local function run()\n{code}\nend\nlocal ran, answer = pcall(run)\nif ran then return answer end\n"
-            f"{_check(typed)}error(answer, 0)\n"
+            f"{_check(typed)}return {{ err = answer:find('^%u+ ') and answer or 'ERR ' .. answer }}\n"
         )
 
     def placed(self, code: str) -> str:

@@ -234,7 +234,7 @@ def _inspect(scene: Scene, as_json: bool) -> None:
 
 
 def _timelines(scene: Scene) -> None:
-    for name in ("t.perfetto-trace", "t.json", "t.svg"):
+    for name in ("t.perfetto-trace", "t.svg"):
         timeline.timeline(JOB, scene.folder / name, redis=scene.url)
 
 

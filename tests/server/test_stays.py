@@ -39,8 +39,8 @@ def test_a_finished_run_can_be_looked_at(home: Path, tmp_path: Path) -> None:
     assert "(ends 10 minutes after its last use)" in up.stderr
     look = "kvps log digits, kvps timeline digits -o run.svg, kvps inspect digits"
     assert up.stderr.splitlines()[-1] == f"the weights and the log stay for 10 minutes: {look}"
-    for command in ("log digits", "timeline digits -o run.json", "inspect digits", "verify digits", "status digits"):
-        done = kvps_run(*command.split())
+    for command in ("log", "timeline -o run.perfetto-trace", "inspect", "verify", "status"):
+        done = kvps_run(*command.split(), "digits")
         assert done.returncode == 0, (command, done.stderr)
     again = kvps_run("up", "digits", *TINY)
     assert again.stderr.splitlines()[-1].startswith("the weights and the log stay for 10 minutes: kvps log digits-2,")
