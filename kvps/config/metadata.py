@@ -11,7 +11,9 @@ from kvps.machine.launcher import Launcher
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a job notes of itself. No version depends on it, and no script reads it. Raises InvalidSetting.
+    """What a job notes of itself. No version depends on it. Raises InvalidSetting.
+
+    No script reads it, but that `join` reads the task of a job of an earlier version, which has no `fixed_workers`.
 
     launched_by  changes when another command resumes the job
     memory       changes when that memory is lost

@@ -12,8 +12,9 @@ A key has the name of an attribute or method of the object that knows the keys (
 lists that the caller gives. The body finds a key as `keys.version`, a list as `keys.dead`, an argument as the local
 `worker`. Before the body, a key of another type than the header says is refused: it would make the script fail in the
 middle of its writes. A key with a ? seldom exists: one look finds that none of those is there. READS names keys that
-the body reads before its first write, or not at all: these are not looked at before, for the read itself refuses
-another type, and nothing was written then. USES names the files in `include/` whose functions the script calls.
+the body reads before its first write, or not at all, and the key that this write writes. These are not looked at: the
+command itself refuses another type, and nothing was written then. All streams are looked at in one XREAD, which reads
+nothing. USES names the files in `include/` whose functions the script calls.
 
 While a cluster moves a slot, some of its keys are on another node, and a script would fail at the first of them. The
 last key of each script of a job, `never`, does not exist: a script that names such a key gets TRYAGAIN then, before it
