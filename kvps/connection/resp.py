@@ -15,6 +15,7 @@ from redis.exceptions import InvalidResponse, RedisError
 _READ_BYTES = 16 << 10
 _ANY_BYTES = "surrogateescape"  # a name that is no text can still be sent back, as to delete it
 
+_AS_IS = {str, bytes}
 _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command  # its stubs know only tuples of one item
 
 Command = Sequence[Any]
@@ -24,13 +25,19 @@ Command = Sequence[Any]
 def packed(command: Command) -> bytes:
     """Return the bytes of a command as they are sent."""
     words = (*command[0].split(), *command[1:])  # two words in "SCRIPT LOAD"
+    # hiredis (3.5) gets no numbers: it has Python write them, which answers NULL when a handler of a signal raises
+    # there, and reads from that address.
+    if not _AS_IS.issuperset(map(type, words)):
+        words = tuple([word if word.__class__ is str else _word(word) for word in words])
     try:
         return _pack(words)
-    except (TypeError, UnicodeEncodeError):  # a list, or a name that is no text
+    except UnicodeEncodeError:  # a name that is no text
         return _pack(tuple(map(_word, words)))
 
 
 def _word(word: Any) -> bytes:
+    if isinstance(word, bytes):
+        return word
     return b"".join(word) if isinstance(word, list) else str(word).encode(errors=_ANY_BYTES)
 
 

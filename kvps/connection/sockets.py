@@ -64,6 +64,14 @@ except ImportError:  # pragma: no cover
 _parse_url: Any = parse_url  # untyped in redis-py
 
 
+class _Packer:
+    """Packs what redis-py itself sends, such as SELECT: it would hand hiredis numbers, see `packed`."""
+
+    @staticmethod
+    def pack(*command: Any) -> list[bytes]:
+        return [packed(command)]
+
+
 Stored = Callable[[str], None]
 """Called with each key that the server has stored."""
 Refused = Callable[[str, ResponseError], bool]
@@ -300,7 +308,7 @@ def connection_settings(url: str) -> dict[str, Any]:
         settings |= {"sentinels": sentinels, "host": str(sentinels)}  # each connection puts the master's host there
         if over_tls(url):
             sentinels.trust(settings)
-    settings |= {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+    settings |= {"protocol": 2, "retry": Retry(NoBackoff(), 0), "command_packer": _Packer}
     try:  # redis-py itself checks the options only when it connects, in the middle of a command
         KINDS[url.split(":", 1)[0]](**{name: v for name, v in settings.items() if name != "max_connections"})
     except (TypeError, ValueError, RedisError) as error:

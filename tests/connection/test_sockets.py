@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -368,6 +370,33 @@ def test_replies_are_read_however_they_come(piece: int) -> None:
     assert target == b"xyz"
     assert replies.fill(memoryview(target)) == b"xy", "of another length: it is not what was asked for"
     replies.end()
+
+
+INTERRUPTED = """
+import signal
+from kvps.connection.resp import packed
+from kvps.connection.sockets import connection_settings
+
+def handler(*_):
+    raise InterruptedError
+
+pack, interrupts = connection_settings("redis://localhost")["command_packer"].pack, 0
+signal.signal(signal.SIGALRM, handler)
+while interrupts < 300:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4)
+        while True:
+            packed(("SET", *range(100), 0.5))
+            pack("SELECT", *range(100), 0.5)
+    except InterruptedError:
+        interrupts += 1
+"""
+
+
+def test_a_handler_that_raises_while_a_number_is_packed_does_not_crash() -> None:
+    """hiredis has Python write a number, which answers NULL then, and hiredis reads from there."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("garbage", [b"?\r\n", b"\r\n", b"$x\r\n", b"*1\r\n$1\r\n", b":1\r\n:2\r\n", b"*1\r\n" * 5000])
