@@ -168,12 +168,12 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Any]:
-    """A function that starts a command; the commands end with the test."""
+    """A function that starts a command; the commands end with the test. If it failed, pytest shows what they said."""
     with ExitStack() as stack:
 
         def begin(*arguments: str) -> Started:
             started = Started([*KVPS, *arguments])
-            stack.callback(lambda: started.process.poll() is None and started.end())
+            stack.callback(started.clear_away)
             return started
 
         yield begin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -82,6 +83,16 @@ class Started:
         """Send the command a signal; return its exit code."""
         self.process.send_signal(number)
         return self.wait()
+
+    def clear_away(self) -> None:
+        """End the command, if it has not ended, and print the rest of what it said, if nobody has read that."""
+        ended = self.process.poll()
+        if ended is None:
+            self.process.terminate()
+        if self.process.stdout and not self.process.stdout.closed:
+            output, _ = self.process.communicate(timeout=300)
+            had = "was ended" if ended is None else f"had ended with {ended}"
+            print(f"{shlex.join(map(str, self.process.args))} {had}: {output}")
 
     def wait(self) -> int:
         """Wait for the command's end; return its exit code."""
