@@ -551,10 +551,13 @@ class Job:
         return [Contribution.from_text(fields.get("contribution")) for _, fields in entries]
 
     def entries(self, after: str = "0-0") -> Iterator[Entry]:
-        """Yield the entries of the commit log in Redis after the entry `after`, oldest first."""
-        while page := self.page(after):
+        """Yield the entries of the commit log in Redis after the entry `after`, oldest first, up to its end as it is
+        when the last page is read: a log that grows faster than it is read has an end too."""
+        page = self.page(after)
+        yield from page
+        while len(page) == _LOG_PAGE:
+            page = self.page(page[-1][0])
             yield from page
-            after = page[-1][0]
 
     def log(self) -> Iterator[Commit]:
         """Iterate over the commits of the log in Redis, oldest first: all of them, or the newest ones, if an aggregator

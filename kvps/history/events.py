@@ -56,11 +56,16 @@ class EventLog:
             pages = [list(self._after(stream, last)) for stream, last in self._seen.items()]
         return self._merged(pages)[-count:]
 
-    def unread(self, most: int = _AT_ONCE) -> list[Event]:
-        """Return up to `most` events of each stream after those that were read, in the order of each stream; none if
-        there is nothing new. A call that raises ServerLost has read none. Raises CorruptData."""
-        asked = [("XRANGE", stream, f"({last}", "+", "COUNT", most) for stream, last in self._seen.items()]
-        return self._merged([[(id, fields) for id, fields in page] for page in self._client.together(asked)])
+    def unread(self, most: int = _AT_ONCE) -> Iterator[list[Event]]:
+        """Yield the events after those that were read in pages, each with up to `most` of each stream in its order.
+
+        A page that is not full is the last: waiting for an empty one would never end while the job commits faster than
+        it is read. A call that raises ServerLost has read none. Raises CorruptData."""
+        pages: list[list[Entry]] = []
+        while not pages or any(len(page) == most for page in pages):
+            asked = [("XRANGE", stream, f"({last}", "+", "COUNT", most) for stream, last in self._seen.items()]
+            pages = [[(id, fields) for id, fields in page] for page in self._client.together(asked)]
+            yield self._merged(pages)
 
     def before(self, id: str, count: int) -> list[tuple[str, Event]]:
         """Return the newest `count` events before the entry with this id, "" for the end of the log, each with its own
@@ -86,10 +91,13 @@ class EventLog:
                 poll()
 
     def _after(self, stream: str, last: str) -> Iterator[Entry]:
-        """Yield the entries of a stream after the id `last`."""
-        while page := self._client.call("XRANGE", stream, f"({last}", "+", "COUNT", _AT_ONCE):
+        """Yield the entries of a stream after the id `last`, up to its end as it is when the last page is read."""
+        full = True
+        while full:
+            page = self._client.call("XRANGE", stream, f"({last}", "+", "COUNT", _AT_ONCE)
             yield from ((id, fields) for id, fields in page)
-            last = page[-1][0]
+            if full := len(page) == _AT_ONCE:
+                last = page[-1][0]
 
     def _merged(self, pages: list[list[Entry]]) -> list[Event]:
         """Note the last entry of each stream as read; return all in the order of their ids."""

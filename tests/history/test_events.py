@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from itertools import chain
+from typing import Any
 
 import pytest
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.servers import private_directory, running_server
 
 import kvps
+from kvps.connection.client import Client
 from kvps.history.events import Event, EventLog
 from kvps.job import Job
 from kvps.store import Store
@@ -34,7 +37,7 @@ def test_it_reads_on_page_by_page(store: Store, most: int) -> None:
     log, seen = EventLog(job.access.client, job.access.keys), []
     for _ in range(2):
         rounds(job, 4)
-        while page := log.unread(most):
+        for page in log.unread(most):
             assert len(page) <= 2 * most, "a page of each of two streams"
             seen += page
         assert by_time(seen) == by_time(EventLog(job.access.client, job.access.keys).newest(0))
@@ -49,15 +52,44 @@ def test_a_call_that_fails_has_read_nothing() -> None:
         job = store.create_job("j", model())
         rounds(job, 2)
         log = EventLog(later.enter_context(store.client.twin(0.1)), job.access.keys)
-        seen = log.unread()
+        seen = list(chain.from_iterable(log.unread()))
         rounds(job, 2)
         first.close()
         with pytest.raises(kvps.ServerError):
-            log.unread()
+            list(log.unread())
         first.enter_context(running_server(*files, socket=path))
-        seen += log.unread()
+        seen += chain.from_iterable(log.unread())
         assert [e.facts["version"] for e in seen if e.kind == "commit"] == [1, 2, 3, 4]
         assert by_time(seen) == by_time(EventLog(job.access.client, job.access.keys).newest(0))
+
+
+def test_a_log_that_grows_with_each_read_of_it_has_an_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that commits faster than a reader reads: the reader once waited for an empty page."""
+    job = store.create_job("j", model())
+    rounds(job, 2)
+    (_, fields), commits = job.page("0-0")[-1], job.access.keys.commits
+    calls, together, call = [0], Client.together, Client.call
+
+    def grows(client: Client) -> None:
+        calls[0] += 1
+        assert calls[0] < 20, "it reads on and on"
+        call(client, "XADD", commits, "*", *chain.from_iterable(fields.items()))
+
+    def together_(client: Client, *arguments: Any) -> Any:
+        grows(client)
+        return together(client, *arguments)
+
+    def call_(client: Client, *arguments: Any) -> Any:
+        grows(client)
+        return call(client, *arguments)
+
+    monkeypatch.setattr(Client, "together", together_)
+    monkeypatch.setattr(Client, "call", call_)
+    log = EventLog(job.access.client, job.access.keys)
+    before = len(list(log.unread()))
+    assert before == 1
+    assert len(EventLog(job.access.client, job.access.keys).newest(0)) > 2
+    assert len(list(job.entries())) > 3
 
 
 def test_nothing_is_before_the_first_id_of_all(store: Store) -> None:

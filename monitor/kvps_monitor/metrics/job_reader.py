@@ -32,7 +32,7 @@ class JobReader:
     def read(self, heard: Callable[[], None]) -> None:
         """Read what is new; call `heard` after each answer of a long log. Raises JobNotFound, CorruptData,
         ServerLost."""
-        while events := self._events.unread():
+        for events in self._events.unread():
             with self._lock:
                 self.totals.add_events(events)
             heard()

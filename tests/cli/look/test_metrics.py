@@ -74,11 +74,10 @@ def test_an_aggregator_and_a_worker_serve_them_too(store: Store, start: Any) -> 
         start("worker", "--job", job.name, *redis, "--metrics-port", str(of_worker)),
         start("worker", "--job", job.name, *redis),
     ]
-    assert eventually(lambda: job.state().version > 3)
     for port, jobs in ((of_aggregator, {"digits", "other"}), (of_worker, {"digits"})):
         assert eventually(lambda port=port: answers(port))
+        assert eventually(lambda port=port: min(Scrape.of(port).series("kvps_contributions_total").values() or [0]) > 3)
         scrape = Scrape.of(port)
-        assert min(scrape.series("kvps_contributions_total").values()) > 3
         assert scrape.jobs() == jobs
         assert scrape.series("kvps_worker_active", job="digits") == {"w0": 1, "w1": 1}
         assert all(value > 0 for value in scrape.series("kvps_worker_pushed_bytes_total", job="digits").values())
