@@ -223,9 +223,11 @@ class _Lease:
             elif number < self.number and note.id and (note.launched_by, note.id) != run:
                 self.lost = f"this host was silent, and {note.by} has begun the run anew"
         there = {number: note.by for number, note in notes.items() if number != self.number}
-        before = there if self._there is None else self._there
-        for number in sorted(there.keys() ^ before.keys()):
-            how = f"is there: {there[number]}" if number in there else "has left"
+        # At first who is missing: until all copies have joined, nothing is committed, and no progress says why.
+        absent = "is not there yet: give the same line there" if self._there is None else "has left"
+        before = set(range(len(self._keys))) - {self.number} if self._there is None else self._there.keys()
+        for number in sorted(there.keys() ^ before):
+            how = f"is there: {there[number]}" if number in there else absent
             log.info("job %s: host %d of %d %s", self._job, number + 1, len(self._keys), how)
         self._there = there
         if self.place:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers.arrays import assert_same_bits
 from helpers.commands import Started, kvps_run, refused
-from helpers.harness import model, plain_loop
+from helpers.harness import check_chain, model, plain_loop
 from helpers.waiting import awaited_job, eventually
 
 import kvps
@@ -23,6 +23,7 @@ from kvps.protocol.keys import JobKeys
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
 ROUNDS = 120
+FOLD_ROUNDS = 10
 SCRIPT = f"""
 import pathlib, time
 import kvps
@@ -39,26 +40,45 @@ with kvps.from_env() as worker:
 print("done", worker.rank, worker.workers, flush=True)
 """
 
+FOLDS = f"""
+import pathlib, time
+import kvps
+from helpers.harness import gradient, model
+
+for fold in range(2):
+    with kvps.from_env() as worker:
+        job = worker.create_job(model(fold), optimizer=kvps.SGD(lr=0.05), units=4 * {FOLD_ROUNDS}, units_per_round=4)
+        with job.join(worker.id) as session:
+            while (unit := session.next_unit()) is not None:
+                params = session.pull()
+                if fold and not pathlib.Path("hurry").exists():
+                    time.sleep(0.1)
+                session.push(gradient(params, unit % 4, unit // 4))
+"""
+
 
 @pytest.fixture(autouse=True)
 def here(home: Path, tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "folds.py").write_text(FOLDS)
     return tmp_path
 
 
 @pytest.fixture
 def host(start: Any, lasting: kvps.Store) -> Callable[..., Started]:
     """A function that gives the line of the run on one more host."""
-    return lambda *options: start(*line(lasting, *options))
+    return lambda *options, **others: start(*line(lasting, *options, **others))
 
 
-def line(store: kvps.Store, *options: str, hosts: str = "2", workers: str = "4", name: str = "two") -> list[str]:
+def line(
+    store: kvps.Store, *options: str, hosts: str = "2", workers: str = "4", name: str = "two", script: str = "train.py"
+) -> list[str]:
     run = ["run", "-w", workers, "--hosts", hosts, "--job", name, "--redis", store.url]
-    return [*run, *options, "--", sys.executable, "train.py"]
+    return [*run, *options, "--", sys.executable, script]
 
 
-def await_versions(store: kvps.Store, more: int) -> None:
-    job = awaited_job(store, "two")
+def await_versions(store: kvps.Store, more: int, name: str = "two") -> None:
+    job = awaited_job(store, name)
     version = job.state().version
     assert eventually(lambda: job.state().version >= version + more)
 
@@ -74,7 +94,7 @@ def test_two_hosts_train_one_job_and_what_does_not_belong_to_it_is_refused_in_on
     lasting: kvps.Store, here: Path, host: Callable[..., Started]
 ) -> None:
     first = host()
-    assert "this is host 1 of 2, with w0, w1" in first.until("this is host")
+    assert "this is host 1 of 2, with w0, w1" in first.until("host 2 of 2 is not there yet: give the same line there")
     for other in (line(lasting, workers="6"), line(lasting, hosts="3")):
         assert "runs it with -w 4 --hosts 2: give the same line" in kvps_run(*other).stderr.splitlines()[-1]
     assert "runs it with another command or setting:" in kvps_run(*line(lasting, "--staleness", "2")).stderr
@@ -125,6 +145,24 @@ def test_a_host_that_is_killed_takes_its_place_again_and_any_host_stops_the_run_
     assert sum("job two: goes on at version" in text for text in printed) == 1
     check(lasting)
     assert "nothing is left to train" in kvps_run(*line(lasting, "--resume")).stderr
+
+
+def test_jobs_of_units_one_after_another_have_the_bits_of_one_worker_though_a_host_is_killed(
+    lasting: kvps.Store, here: Path, host: Callable[..., Started]
+) -> None:
+    hosts = [host("--resume", workers="2", script="folds.py") for _ in range(2)]
+    await_versions(lasting, 2, "two.2")
+    hosts[1].process.kill()
+    hosts[1].wait()
+    hosts[1] = host("--resume", workers="2", script="folds.py")
+    (here / "hurry").touch()
+    for each in hosts:
+        each.output()
+    for fold, name in enumerate(("two", "two.2")):
+        job = lasting.job(name)
+        assert_same_bits(job.snapshot()[1], plain_loop(model(fold), 4, FOLD_ROUNDS, 0.05))
+        assert sum(job.clock().values()) == 4 * FOLD_ROUNDS
+        assert check_chain(job) == FOLD_ROUNDS
 
 
 @pytest.mark.parametrize("written", ["x", '{"by": "me", "nonce": "1", "workers": 4}'])
