@@ -120,6 +120,7 @@ class _Bulk:
     used_at = 0.0
     _greeted = False
     _last_words = b""
+    _replies: Replies | None = None  # made once a connection, and with that: half a reply may be left in it
 
     def connect(self) -> None:
         """Connect and greet the server. Raises ClientRefused, and redis-py's errors as they come."""
@@ -140,6 +141,7 @@ class _Bulk:
             with suppress(OSError):
                 self._sock.settimeout(0)  # a server that refuses only the login says no more
                 self._last_words = self._sock.recv(256)
+        self._replies = None
         cast(Any, super()).disconnect(*args, **named)
 
     def write_set(self, key: str, value: Buffers) -> None:
@@ -190,7 +192,7 @@ class _Bulk:
         """
         asked = [*commands, *(("GET", key) for key, _ in gets)]
         cast(Any, self).send_packed_command([b"".join(map(packed, asked))])
-        replies = Replies(self._receive, self._error)
+        replies = self._replies = self._replies or Replies(self._receive, self._error)
         answers = [replies.next() for _ in commands]
         got = [replies.fill(target) for _, target in gets]
         replies.end()
