@@ -4,6 +4,7 @@ import sys
 import time
 
 import numpy as np
+from kvps_monitor.job_now import JobNow
 from kvps_workers import load_task
 from kvps_workers.queue.queue import CPU, TaskQueue
 
@@ -21,9 +22,9 @@ def wait_for(job, queue):
             says_at = float("inf")
             if not queue.hosts():
                 print("waits: no host takes tasks: kvps worker --queue")
-            if not any(job.holders()):
+            if not any(JobNow.read(job, state).holders):
                 print("waits: nobody serves the job: kvps aggregator start")
-        job.await_change(state)  # a commit, a join or a leave rings
+        time.sleep(0.1)
 
 
 with kvps.connect() as store, TaskQueue(store.url, CPU) as queue:  # or connect("redis://host:6379")

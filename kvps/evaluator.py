@@ -17,6 +17,7 @@ from kvps.errors import WrongOrder
 from kvps.history.best import Best
 from kvps.history.commit_log import origins
 from kvps.history.evaluations import Evaluation, Wanted, checked_figures
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.machine import launcher
 from kvps.parsing import Fields
@@ -54,7 +55,7 @@ class Evaluator:
         self._best: Best | None = None
         if orders.keep_best:
             self._best = Best(Path(orders.directory), Wanted.parse(orders.keep_best), job.name, job.id)
-            for origin in origins(job, job.id, Path(orders.directory)):
+            for origin in origins(LogStream(job.access), job.id, Path(orders.directory)):
                 if self._best.inherit(*origin):
                     break
 

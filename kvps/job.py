@@ -7,12 +7,11 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import chain, count, islice
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 from kvps.arrays.layout import Array, Layout
@@ -36,40 +35,26 @@ from kvps.errors import (
 )
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.evaluations import Evaluation, checked_figures, figures_json
+from kvps.history.log_stream import LogStream
 from kvps.machine import launcher, process
-from kvps.machine.launcher import Launcher
 from kvps.optim.settings import is_number
-from kvps.parsing import JOB_ID, entry_ms, matching, number, whole
+from kvps.parsing import JOB_ID, matching, whole
 from kvps.protocol import worker_states
 from kvps.protocol.answers import Joined, ServerRestarted, evicted, job_not_found, made_anew
-from kvps.protocol.job_state import Commit, Entry, Member, RoundState, State
+from kvps.protocol.job_state import Commit, Member, State
 from kvps.protocol.keys import JobKeys, check_name, check_new_name
-from kvps.protocol.plan import Contribution
-from kvps.protocol.recovery import await_history
 from kvps.protocol.run_control import RunControl
 from kvps.session.absence import log_absence, rounds_skipped
 from kvps.session.finished import FinishedSession
 from kvps.session.session import Session
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
-from kvps.transport.opening import OpenedJob, open_transport
+from kvps.transport.opening import OpenedJob, find_transport, open_transport
 
 log = logging.getLogger("kvps.session")
 
-T = TypeVar("T")
-
-_LOG_PAGE = 500
-_BEFORE_JOIN = 32  # entries, among which the first join is looked for, as in trim.lua
 _REST_S = 0.02  # of one that waits for versions, between two looks: workers come first
 _MOST_WORDS = 300  # characters of a reason
-
-
-@dataclass(frozen=True)
-class Trace:
-    """A summary of a worker's last iterations: its newest loss, and the share of the time (0 to 1) spent waiting."""
-
-    loss: float | None
-    waiting: float
 
 
 class Job:
@@ -121,26 +106,9 @@ class Job:
         """The job's parameters, and how they are cut into shards and chunks."""
         return self.access.layout
 
-    def find_transport(self) -> Transport:
-        """Return the present transport: a job whose shared memory was lost continues in another shared memory."""
-        if self.config.metadata.memory:
-            memory = self.access.client.call("HGET", self.access.keys.config, "memory")
-            if memory and memory != self.config.metadata.memory:
-                self.access = self.access.moved(memory)
-        return self.access.transport
-
     def state(self) -> State:
         """Return the version, vector clock and members at one instant. Raises JobNotFound."""
         return self.access.reader.state()
-
-    def round_state(self) -> RoundState:
-        """Return the version, staged names and lowest round at one instant. The cost is the same for any number of
-        workers. Raises JobNotFound."""
-        return self.access.reader.round_state()
-
-    def clock(self) -> dict[str, int]:
-        """Return the vector clock: worker -> number of committed contributions."""
-        return dict(self.state().clock)
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Return the committed state of each worker that has one, see `Session.state`. Raises CorruptData."""
@@ -172,7 +140,7 @@ class Job:
         if prefetch and self.config.staleness == 0:
             raise InvalidSetting("prefetch: in BSP the next weights are not there before this round is pushed")
         transport = self._find_memory()
-        if self._is_of_us and (passes := self._passing(worker or launcher.own_name(), device)):
+        if self.config.metadata.is_ours and (passes := self._passing(worker or launcher.own_name(), device)):
             return self._joined_as(passes)
         if not takeover:
             self._check_open_to_us(worker)
@@ -181,7 +149,7 @@ class Job:
             worker, joined = self._join_any(shown)
         else:
             joined = self._join(self._checked_id(worker), shown, takeover)
-        if self.find_transport() is not transport:  # a loss of the memory from now on evicts this worker
+        if find_transport(self) is not transport:  # a loss of the memory from now on evicts this worker
             with suppress(ServerRestarted):  # a restart ends that incarnation as well
                 self.access.scripts.leave(worker, joined.incarnation, finished=False)
             raise evicted(worker, self.name, "the shared memory of the job was lost meanwhile")
@@ -196,7 +164,7 @@ class Job:
         """Return the transport once this process sees its memory. If that is lost, wait until an aggregator has begun
         anew with what Redis has. Raises UsageError, ServerUnfit."""
         retries = self.access.client.retries()
-        while (transport := self.find_transport()).seen and not transport.here:
+        while (transport := find_transport(self)).seen and not transport.here:
             if not retries.pause(
                 lambda: f"the shared memory of job {self.name!r} is lost, and no aggregator serves it"
             ):
@@ -209,11 +177,6 @@ class Job:
             "of its own), or create the job with --transport redis"
         )
         return transport
-
-    @property
-    def is_left(self) -> bool:
-        """Whether this process has joined the job, and has closed all its sessions."""
-        return self._was_joined and all(session.closed for session in self._joined.values())
 
     def _passing(self, worker: str, device: Device | str) -> Session | None:
         """Return the session of a process that only passes through the job, because this worker did all its rounds in
@@ -240,7 +203,7 @@ class Job:
 
     def _checked_id(self, worker: str) -> str:
         """Return the id of a worker that joins. One that begins with - can only be of a worker that the job has."""
-        known = check_name("worker", worker).startswith("-") and worker in self.clock()
+        known = check_name("worker", worker).startswith("-") and worker in self.state().clock
         return worker if known else check_new_name("worker", worker)
 
     def _join(self, worker: str, device: str, takeover: bool) -> Joined:
@@ -248,7 +211,7 @@ class Job:
         me = process.identity(device)
 
         def join(replaces: str) -> Joined:
-            return self.in_present_history(lambda: self.access.scripts.join(worker, nonce, replaces, me))
+            return self.access.in_present_history(lambda: self.access.scripts.join(worker, nonce, replaces, me))
 
         skipped = rounds_skipped(self.access, worker)
         try:
@@ -300,11 +263,6 @@ class Job:
             raise InvalidSetting(f"lr must be a finite number from 0, not {shown(lr)}")
         self._control("set", reason, "" if lr is None else repr(float(lr)))
 
-    def lr(self) -> float:
-        """Return the learning rate of the next version, of parameters in no group."""
-        state, optimizer = self.state(), self.config.optimizer
-        return optimizer.lr_of(optimizer, self.config.progress(state.version, sum(state.clock.values())), state.lr)
-
     def _control(self, what: str, reason: str, lr: str = "") -> RunControl:
         words = printable(" ".join(str(reason).split()))
         if len(words) > _MOST_WORDS:
@@ -313,40 +271,21 @@ class Job:
             )
         mine = self._joined.get(threading.get_ident())
         by = mine.worker if mine else launcher.own_name()
-        return self.in_present_history(lambda: self.access.scripts.control(what, by, words, lr))
+        return self.access.in_present_history(lambda: self.access.scripts.control(what, by, words, lr))
 
     def evict(self, member: Member, reason: str = "its process has ended") -> None:
         """Take a worker known to be dead out of the vector clock, without waiting for its timeout. The log says why."""
-        self.in_present_history(lambda: self.access.scripts.evict(member.worker, member.incarnation, reason))
-
-    def in_present_history(self, call: Callable[[], T]) -> T:
-        """Return what `call`, which runs a script, returns; after a restart of the server, in the job's new history."""
-        while True:
-            with suppress(ServerRestarted):
-                return call()
-            await_history(self.access.server, self.access.scripts, self.name, 0)
-
-    @property
-    def launcher(self) -> Launcher | None:
-        """The command that launched this job's workers; None if none did, it is dead, or it launched this process."""
-        launched = self.config.metadata.launcher
-        return None if self._is_of_us or not launched or launched.is_dead else launched
-
-    @property
-    def _is_of_us(self) -> bool:
-        """Whether a command launched this job's workers, and launched this process."""
-        text = self.config.metadata.launched_by
-        return bool(text) and text == launcher.own()
+        self.access.in_present_history(lambda: self.access.scripts.evict(member.worker, member.incarnation, reason))
 
     @property
     def _ids(self) -> list[str]:
         """The ids of the workers for which the job waits, and of those that its launcher may start."""
-        launched = self.launcher
+        launched = self.config.metadata.foreign_launcher
         return [f"w{rank}" for rank in range(max(self.config.workers, launched.most if launched else 0))]
 
     def _check_open_to_us(self, worker: str | None) -> None:
         """Raise UsageError if only processes of the command that launched the job may join under this id."""
-        launched = self.launcher
+        launched = self.config.metadata.foreign_launcher
         if launched is None or (self.config.units and worker not in self._ids):
             return
         advice = (
@@ -360,17 +299,18 @@ class Job:
         raise UsageError(f"the workers of job {self.name!r} are those of {launched}: {advice}")
 
     def _join_any(self, device: str) -> tuple[str, Joined]:
-        if self._is_of_us and (own := launcher.own_worker()):
+        if self.config.metadata.is_ours and (own := launcher.own_worker()):
             with suppress(WorkerAlive):  # another thread of this copy has joined
                 return own, self._join(own, device, takeover=False)
-        if not self.launcher and (fresh := self.access.scripts.reserve()):
+        launched = self.config.metadata.foreign_launcher
+        if not launched and (fresh := self.access.scripts.reserve()):
             with suppress(WorkerAlive):  # another process took the id first
                 return fresh, self._join(fresh, device, takeover=False)
         members = self.state().members
-        launched = self._ids if self.launcher else []
+        taken = self._ids if launched else []
         there = [m.worker for m in sorted(members.values(), key=lambda m: m.rank) if not m.finished]
-        there = [worker for worker in there if worker not in launched]
-        unused: Iterator[str] = (worker for i in count(len(launched)) if (worker := f"w{i}") not in members)
+        there = [worker for worker in there if worker not in taken]
+        unused: Iterator[str] = (worker for i in count(len(taken)) if (worker := f"w{i}") not in members)
         if not self.config.units:  # with units there is work for any number of workers
             unused = islice(unused, max(0, self.config.workers - len(members)))
         for worker in chain(there, unused):
@@ -382,11 +322,6 @@ class Job:
             f"job {self.name!r} is for {counted(self.config.workers, 'worker')}, and each is there or has finished: it "
             f"hands out no units (--data units), so that one more would have no data"
         )
-
-    def await_change(self, state: State) -> None:
-        """Wait until a worker has joined or left, or a version is committed, after this `state`; one second at the
-        most."""
-        self.access.client.wait({self.access.keys.commits: state.last_entry})
 
     def versions(self, every: int = 1, after: int = 0) -> Iterator[tuple[int, dict[str, Array]]]:
         """Yield the newest version, and its weights as `snapshot` does, whenever the job has made the next `every`-th
@@ -435,31 +370,13 @@ class Job:
         me = process.identity()
         who = by or launcher.own_name() or f"{me['host']}:{me['pid']}"
         encoded = figures_json(checked)
-        at_ms = self.in_present_history(lambda: self.access.scripts.report(version, encoded, who, nonce))
+        at_ms = self.access.in_present_history(lambda: self.access.scripts.report(version, encoded, who, nonce))
         return Evaluation(version, checked, who, at_ms)
 
     def evaluation(self) -> Evaluation | None:
         """Return what was reported last; None if nothing was. Raises CorruptData."""
         fields = self.access.client.call("HGETALL", self.access.keys.evaluation)
         return Evaluation.stored(fields) if fields else None
-
-    def await_unit(self) -> bool:
-        """Wait until a unit of data is free, as when its worker dies; return False once all units are committed, or if
-        the job was stopped or suspended.
-
-        A worker must leave before it waits, or the others wait for it, and join again when a unit is free.
-        """
-        keys = self.access.keys
-        while True:
-            counts, free, run, last_entry = self._asked(
-                [("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units), ("HGET", keys.version, "run")]
-            )
-            handed_out, done = (whole(number or 0, "units: next and done") for number in counts)
-            if done >= self.config.units or (run and run != "pause"):
-                return False
-            if free or handed_out < self.config.units:
-                return True
-            self.access.client.wait({keys.turns: last_entry})
 
     def await_finished(self) -> bool:
         """Wait until all workers have done all their rounds and these are committed, as before a last `snapshot`.
@@ -488,138 +405,28 @@ class Job:
                 return False
             self.access.client.wait({keys.turns: last_entry})
 
-    def _asked(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the replies to `commands`, read at one instant, and the newest id in `turns`. Raises JobNotFound."""
-        newest = ("XREVRANGE", self.access.keys.turns, "+", "-", "COUNT", 1)
-        id, *replies, turns = self.access.client.together([("HGET", self.access.keys.version, "id"), *commands, newest])
-        if id != self.id:
-            raise made_anew(self.name) if id else self.access.client.lacking(job_not_found(self.name))
-        return [*replies, turns[0][0] if turns else "0-0"]
-
-    def behind(self, round_: int, most: int = 4) -> tuple[list[str], int]:
-        """Return the slowest workers in the vector clock that have not pushed round `round_`, and the number of all."""
-        keys = self.access.keys
-        names, number, _ = self._asked(
-            [
-                ("ZRANGEBYSCORE", keys.pushed, "-inf", f"({round_}", "LIMIT", 0, most),
-                ("ZCOUNT", keys.pushed, "-inf", f"({round_}"),
-            ]
-        )
-        return list(names), int(number)
-
-    def taken_unit(self) -> tuple[int, str, float] | None:
-        """Return the unit that is out for longest of those that one worker computes: its number, the worker, and for
-        how many seconds it has it."""
-        taken = self.access.client.call("ZRANGE", self.access.keys.taken_units, 0, 0, "WITHSCORES")
-        if not taken:
-            return None
-        unit, since_ms = whole(taken[0], "a unit of data"), number(taken[1], "when a unit was taken")
-        worker = self.access.client.call("HGET", self.access.keys.units, taken[0])
-        return unit, str(worker or "").partition(" ")[0], max(0.0, self.access.server.seconds() - since_ms / 1000)
-
-    def kept(self, version: int) -> int:
-        """Return the newest version up to `version` that a loss of shared memory would not undo."""
-        return self.access.transport.safe_version(version)
+    def _asked(self, commands: Sequence[Command]) -> list[Any]:  # a `LocalJob` also asks if it is served
+        return self.access.reader.asked(commands)
 
     def checkpoint(self) -> Checkpoint:
         """Return the newest version: weights, optimizer state, clocks, units and members as of one instant.
 
         Blocks no worker. Raises CorruptData if bytes are missing, UsageError if they are on another host.
         """
-        self.find_transport().check_here(": do it there")
+        find_transport(self).check_here(": do it there")
         while True:
             state = self.access.reader.held(1 + len(self.config.slots))
             try:
-                return self.checkpoint_of(state)
+                return Checkpoint.of(self.access, state)
             except ChunkGone as gone:  # another reader has pinned another version
                 if self.state().version <= state.version + 1:  # too new to have been freed
                     damage = CorruptData(f"version {state.version} of job {self.name!r}: {gone}")
                     raise self.access.client.lacking(damage) from None
 
-    def checkpoint_of(self, state: State) -> Checkpoint:
-        """Return the checkpoint of the version of `state`. Raises ChunkGone if its bytes are freed."""
-        return Checkpoint.of(self.name, state, self.config, self.layout, self.access.reader.whole(state))
-
-    def page(self, after: str) -> list[Entry]:
-        """Return the next page of the commit log in Redis after the entry `after`."""
-        reply = self.access.client.call("XRANGE", self.access.keys.commits, f"({after}", "+", "COUNT", _LOG_PAGE)
-        return [(entry, fields) for entry, fields in reply]
-
-    def inbox(self) -> list[Contribution]:
-        """Return the accepted contributions that wait for their commit, oldest first."""
-        entries = self.access.client.call("XRANGE", self.access.keys.inbox, "-", "+")
-        return [Contribution.from_text(fields.get("contribution")) for _, fields in entries]
-
-    def entries(self, after: str = "0-0") -> Iterator[Entry]:
-        """Yield the entries of the commit log in Redis after the entry `after`, oldest first, up to its end as it is
-        when the last page is read: a log that grows faster than it is read has an end too."""
-        page = self.page(after)
-        yield from page
-        while len(page) == _LOG_PAGE:
-            page = self.page(page[-1][0])
-            yield from page
-
     def log(self) -> Iterator[Commit]:
         """Iterate over the commits of the log in Redis, oldest first: all of them, or the newest ones, if an aggregator
         has moved or deleted others."""
-        return (Commit.of(fields) for _, fields in self.entries() if fields.get("kind") == "commit")
-
-    def training_began(self) -> float | None:
-        """Return when the first worker joined since creation or restore, in seconds since 1970 on the server's clock;
-        None if none has."""
-        began, first = self.access.client.together(
-            [
-                ("HGET", self.access.keys.version, "began"),  # noted when the first entries are moved into a file
-                ("XRANGE", self.access.keys.commits, "-", "+", "COUNT", _BEFORE_JOIN),
-            ]
-        )
-        if not began:
-            began = next((entry_ms(*entry) for entry in first if entry[1].get("kind") == "join"), None)
-        return whole(began, "the time of the first join") / 1000 if began else None
-
-    def training_seconds(self) -> float:
-        """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
-        began, before, count = self.training_began(), "+", 2 * self.config.workers + 1  # for all may have left since
-        while began and (page := self._page_before(before, count)):
-            for entry in page:
-                if entry[1].get("kind") == "commit":
-                    return entry_ms(*entry) / 1000 - began
-            before, count = f"({page[-1][0]}", _LOG_PAGE
-        return 0.0
-
-    def _page_before(self, before: str, count: int) -> list[Entry]:
-        """Return the newest `count` entries of the commit log in Redis before an entry, "+" for its end, newest
-        first."""
-        reply = self.access.client.call("XREVRANGE", self.access.keys.commits, before, "-", "COUNT", count)
-        return [(entry, fields) for entry, fields in reply]
-
-    def holders(self) -> list[str]:
-        """Return for each shard the aggregator that holds its lease, or ""."""
-        keys = [self.access.keys.lease(shard) for shard in range(self.layout.shards)]
-        return [holder or "" for holder in self.access.client.call("MGET", *keys)]
-
-    def terms(self) -> list[str]:
-        """Return for each shard the term of its last holder, or ""."""
-        keys = [self.access.keys.term(shard) for shard in range(self.layout.shards)]
-        return [term or "" for term in self.access.client.call("MGET", *keys)]
-
-    def traces(self, last: int = 200) -> dict[str, Trace]:
-        """Return for each worker a summary of its last `last` iterations."""
-        workers = sorted(self.state().members)
-        if not workers:
-            return {}
-        replies = self.access.client.together(
-            [("XREVRANGE", self.access.keys.trace(w), "+", "-", "COUNT", last) for w in workers]
-        )
-        out = {}
-        for worker, entries in zip(workers, replies, strict=True):
-            where = f"the trace of worker {worker!r}"
-            spans = [{k: number(v, where, finite=k != "loss") for k, v in fields.items()} for _, fields in entries]
-            losses = [span["loss"] for span in spans if "loss" in span]
-            waited = sum(span.get("wait_ms", 0.0) for span in spans)
-            spent = sum(sum(v for k, v in span.items() if k.endswith("_ms")) for span in spans)
-            out[worker] = Trace(losses[0] if losses else None, waited / spent if spent else 0.0)
-        return out
+        return LogStream(self.access).commits()
 
 
 def _reopened(url: str, name: str, id: str) -> Job:
@@ -633,6 +440,11 @@ def _reopened(url: str, name: str, id: str) -> Job:
         client.close()
         raise
     return job
+
+
+def is_left(job: Job) -> bool:
+    """Return whether this process has joined the job, and has closed all its sessions."""
+    return job._was_joined and all(session.closed for session in job._joined.values())
 
 
 @contextmanager

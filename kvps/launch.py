@@ -124,7 +124,8 @@ def _one_more(name: str) -> RunContext:
             f"{_JOB}={name}: that job hands out no units, so that one more copy would have no data; unset {_JOB} to "
             f"run alone"
         )
-    rank = max(job.config.workers, job.launcher.most if job.launcher else 0)
+    launched = job.config.metadata.foreign_launcher
+    rank = max(job.config.workers, launched.most if launched else 0)
     return RunContext(rank, job.config.workers, {}, run, f"x{secrets.token_hex(3)}")
 
 

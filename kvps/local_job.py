@@ -18,7 +18,7 @@ from kvps.config import JobConfig, JobSettings
 from kvps.connection.resp import Command
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, install
 from kvps.job import Job
-from kvps.protocol.job_state import RoundState, State
+from kvps.protocol.job_state import State
 from kvps.store import Store, connect
 
 Gradient = Callable[[dict[str, Array], int, int], Any]
@@ -106,11 +106,6 @@ class LocalJob(Job):
         """As `Job.state`; also raises what the aggregator raised."""
         self._check_served()
         return super().state()
-
-    def round_state(self) -> RoundState:
-        """As `Job.round_state`; also raises what the aggregator raised."""
-        self._check_served()
-        return super().round_state()
 
     def _asked(self, commands: Sequence[Command]) -> list[Any]:
         self._check_served()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kvps.config import JobConfig
 from kvps.errors import InvalidName, JobNotFound, JobSuspended, WrongOrder, shown
-from kvps.job import Job
+from kvps.job import Job, is_left
 from kvps.parsing import LONGEST_NAME
 from kvps.protocol.keys import JobKeys, check_name, check_new_name
 from kvps.store import Store
@@ -90,7 +90,7 @@ class NextJobs:
         if name and check_name("job", name).isdecimal():
             raise InvalidName(f"job name {shown(name)} is not allowed: the later jobs of a run have numbers")
         before = self._open.get(name)
-        if before is not None and not before.is_left:
+        if before is not None and not is_left(before):
             raise WrongOrder(
                 f"this script trains job {before.name!r} already: close its optimizer or its session before the next "
                 f'one begins, or give one of them a name if both are to train at once, as in name="critic"'
@@ -116,7 +116,7 @@ def is_last(store: Store, job: JobKeys) -> bool:
 def may_begin(store: Store, before: JobKeys | None) -> bool:
     """Return True. Raises JobSuspended if the run was stopped behind its job `before`."""
     if before and (store.client.call("HGET", before.version, "run") or "").startswith("suspend"):
-        why = store.job(before.job).round_state().run.why
+        why = store.job(before.job).state().run.why
         raise JobSuspended(f"job {before.job!r} was {why}; the run goes on from here when it is resumed")
     return True
 

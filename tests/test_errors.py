@@ -183,7 +183,7 @@ def test_the_aggregator_rejects_damaged_bytes_and_goes_on(store: Store) -> None:
                 np.testing.assert_array_equal(weights["b"], PARAMS["b"] - 1)
                 session.push(PARAMS)
             np.testing.assert_array_equal(good.pull()["b"], PARAMS["b"] - 3)
-    assert job.clock() == {"w0": 2, "w1": 1}
+    assert job.state().clock == {"w0": 2, "w1": 1}
     rejected = [f for _, f in store.client.call("XRANGE", job.access.keys.commits, "-", "+") if f["kind"] == "reject"]
     assert [(f["worker"], f["seq"], f["reason"]) for f in rejected] == [("w1", "1", "its bytes differ from its digest")]
 

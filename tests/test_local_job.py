@@ -43,7 +43,7 @@ def test_it_gives_the_plain_loops_weights_bit_for_bit_as_processes_do(
 def test_in_the_other_modes_it_ends_and_keeps_the_bound(home: Path, staleness: int) -> None:
     with kvps.local(model(), workers=3, staleness=staleness, optimizer=SGD) as job:
         job.train(lambda params, rank, round_: (0.5, gradient(params, rank, round_)), rounds=30)
-        assert job.clock() == {"w0": 30, "w1": 30, "w2": 30}
+        assert job.state().clock == {"w0": 30, "w1": 30, "w2": 30}
         assert staleness < 0 or staleness_used(job, 3) <= staleness
 
 
@@ -75,7 +75,7 @@ def test_what_a_gradient_raises_is_raised_and_the_job_can_go_on(home: Path, sett
             job.train(unlucky, rounds=10)
         assert not any(thread.name.startswith("kvps-w") for thread in threading.enumerate())
         job.train(gradient, rounds=10)
-        assert job.clock()["w1"] == 15
+        assert job.state().clock["w1"] == 15
         check_chain(job)
 
 

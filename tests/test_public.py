@@ -36,6 +36,11 @@ def test_the_public_names() -> None:
     assert {n for n in dir(kvps) if n[0].isupper()} - {"Any", "TYPE_CHECKING"} | LOWER == set(kvps.__all__)
 
 
+def test_a_job_is_its_users_handle() -> None:
+    """What aggregators, workers and screens need of a job beside that, they read by its `access`."""
+    assert len([name for name in dir(kvps.Job) if not name.startswith("_")]) <= 20
+
+
 def test_an_editor_sees_the_names_that_are_imported_at_their_first_use() -> None:
     tree = ast.parse(Path(kvps.__file__).read_text())
     (block,) = (n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")

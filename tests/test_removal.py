@@ -19,6 +19,7 @@ from kvps_aggregator import Aggregator
 import kvps
 from kvps.job import Job
 from kvps.protocol.scripts import JobScripts
+from kvps.session.units import await_unit
 from kvps.store import Store
 
 pytestmark = pytest.mark.contract
@@ -69,7 +70,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
         "join any": old.join,
         "takeover": lambda: old.join("w0", takeover=True),
         "state": old.state,
-        "round_state": old.round_state,
+        "round_state": old.access.reader.round_state,
         "snapshot": old.snapshot,
         "checkpoint": old.checkpoint,
         "plan": s.plan,
@@ -85,7 +86,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
         "pin": lambda: s.pin(1000),
         "remove": lambda: s.remove(["w0", "w1"]),
         "await_finished": old.await_finished,
-        "await_unit": old.await_unit,
+        "await_unit": lambda: await_unit(old.access),
     }
     for name, call in calls.items():
         assert "was removed, and another one has its name now" in _refusal(call), name
@@ -108,7 +109,7 @@ def test_an_aggregator_of_a_removed_job_leaves_the_new_one_alone(store: Store) -
     aggregator.hold()
     new = _made_anew(store, workers=1)
     aggregator.run(until_finished=False)  # ends, since its job is gone
-    assert new.terms() == [""]
+    assert new.access.reader.terms() == [""]
     with aggregating(new):
         work(new, 3, lambda session, params, r: gradient(params, 0, r), 1)
         assert eventually(lambda: new.state().version == 3)
@@ -214,7 +215,7 @@ def test_who_joins_while_a_job_is_removed_leaves_nothing_behind(store: Store, mo
     with _removing(store, monkeypatch, JobScripts, "remove") as removal:
         session = job.join("w0")
         session.push(gradient(session.pull(), 0, 0))
-        session.push(gradient(session.pull(), 0, 1), loss=1.0) if job.round_state().joined > 1 else None
+        session.push(gradient(session.pull(), 0, 1), loss=1.0) if job.access.reader.round_state().joined > 1 else None
         session.leave(finished=False)
     removal.result()
     assert [key for key in store.client.scan("*") if key != "kvps:preflight"] == []
@@ -228,7 +229,7 @@ MANY = 8_200  # Lua passes no more than some 8,000 values to one call
 @pytest.mark.slow
 def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store: Store) -> None:
     job = store.create_job("job", {"x": np.zeros(1, np.float32)}, workers=1, units=2 * MANY)
-    s, history = job.access.scripts, job.round_state().history
+    s, history = job.access.scripts, job.state().history
     for number in range(MANY):
         name = f"x{number}"
         unit_of = s.join(name, "n", "", ME) and s.next_unit(name, "1-n").unit
@@ -239,7 +240,7 @@ def test_8200_workers_are_planned_committed_evicted_recovered_and_removed(store:
     assert [c.worker for c in planned.plan.contributions] == [f"x{number}" for number in range(MANY)]
     term = s.acquire(0, "holder", 60_000, "n1").term
     assert s.ready(0, term, planned.plan, "0" * 16).flipped
-    round_state = job.round_state()
+    round_state = job.access.reader.round_state()
     assert (round_state.version, round_state.lowest, round_state.joined) == (1, 1, MANY)
     assert job.access.client.call("XLEN", job.access.keys.inbox) == 0
     for run_id in ("another run", store.client.run_id()):

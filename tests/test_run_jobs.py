@@ -8,11 +8,12 @@ import sys
 import numpy as np
 import pytest
 from helpers.arrays import assert_same_bits
-from helpers.harness import aggregating, gradient, model
+from helpers.harness import aggregating, gradient, log_entries, model
 from kvps_cli.train.jobs_of_run import check_run_name
 
 import kvps
 import kvps.launch
+from kvps.job import is_left
 from kvps.machine import launcher
 from kvps.run_jobs import NextJobs, Run, names_of
 from kvps.store import Store
@@ -77,7 +78,7 @@ def test_a_worker_that_comes_back_passes_through_a_job_that_is_finished(
         assert not caplog.records
         entry = json.loads(store.client.call("HGET", job.access.keys.workers, "w0"))
         store.client.call("HSET", job.access.keys.workers, "w0", json.dumps(entry | {"pid": 2**22 + 1}))
-        log = list(job.entries())
+        log = list(log_entries(job))
 
         back = store.job("run")
         with back.join() as session:
@@ -87,8 +88,8 @@ def test_a_worker_that_comes_back_passes_through_a_job_that_is_finished(
             assert_same_bits(session.pull(), job.snapshot()[1])
             session.push({name: np.ones_like(array) for name, array in session.pull().items()})
             raise AssertionError("the push ends the block")
-        assert back.is_left
-        assert list(job.entries()) == log, "it has not joined"
+        assert is_left(back)
+        assert list(log_entries(job)) == log, "it has not joined"
 
 
 def test_a_name_to_which_no_number_can_be_added_is_refused_at_the_first_job() -> None:

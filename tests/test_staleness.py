@@ -72,7 +72,7 @@ def test_the_bound_holds_and_asp_goes_past_it(store: Store, staleness: int, reac
     with aggregating(job):
         work(job, rounds, step, workers)
         _until_committed(job, rounds * workers)
-    assert job.clock() == {f"w{i}": rounds for i in range(workers)}
+    assert job.state().clock == {f"w{i}": rounds for i in range(workers)}
     check_chain(job)
     used = staleness_used(job, workers)
     if reaches_past is None:
@@ -166,4 +166,4 @@ def _until_committed(job: kvps.Job, contributions: int) -> None:
         state = job.state()
         if sum(state.clock.values()) >= contributions:
             return
-        job.await_change(state)
+        job.access.reader.await_change(state)

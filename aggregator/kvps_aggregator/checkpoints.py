@@ -19,6 +19,8 @@ from typing import NamedTuple
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import JobNotFound, KvpsError
 from kvps.history import checkpoint_directory, commit_log
+from kvps.history.checkpoint import Checkpoint
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import State
@@ -95,7 +97,7 @@ class Saver:
         if (state.version, state.head, state.finished(job.config)) == self._done:
             return
         try:
-            saved = job.checkpoint_of(state)
+            saved = Checkpoint.of(job.access, state)
         except ChunkGone:  # another reader's pin was in the way: write a later version
             saved = job.checkpoint()
         saved.write(directory / saved.filename)
@@ -103,6 +105,7 @@ class Saver:
         with suppress(KvpsError, ServerRestarted):  # on failure, less of the log moves: what may be lost stays in Redis
             self._flush()
         with suppress(ServerRestarted):  # then the next checkpoint moves the log
-            commit_log.move(job, job.access.scripts, directory, state, job.kept(saved.version))
+            kept = job.access.transport.safe_version(saved.version)
+            commit_log.move(LogStream(job.access), job.access.scripts, directory, state, kept)
         checkpoint_directory.prune(directory, saved.job, saved.id, self._settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / saved.filename)

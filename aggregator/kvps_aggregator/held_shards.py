@@ -16,6 +16,7 @@ from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import State
 from kvps.protocol.noted_versions import Pin
 from kvps.protocol.recovery import LOOK_S
+from kvps.transport.opening import find_transport
 from kvps.transport.shm import ShmTransport
 from kvps_aggregator.checkpoints import Checkpoints, Saver
 from kvps_aggregator.eviction_guard import EvictionGuard
@@ -113,7 +114,7 @@ class HeldShards:
     def hold(self, at_once: bool = False, finishing: bool = False) -> None:
         """Drop the shards that were lost. Take the missing ones and give up others as `ShardChoice.choose` says."""
         if self.shards and not self._job.access.transport.here:
-            self._job.round_state()  # raises JobNotFound if the job was removed; else its memory is lost
+            self._job.access.reader.round_state()  # raises JobNotFound if the job was removed; else its memory is lost
             log.warning("job %s: its shared memory is gone", self._job.name)
             for shard in list(self.shards.values()):
                 self.drop(shard)
@@ -149,7 +150,7 @@ class HeldShards:
     def _take(self, number: int) -> str:
         """Take a shard and load its committed version. Return the aggregator that holds it instead, if there is one.
         Raises LeaseLost."""
-        transport = self._job.find_transport()
+        transport = find_transport(self._job)
         where = self._job.config.metadata
         memory_lost = where.memory == self._lost_memory
         if not transport.seen and not memory_lost:
@@ -168,7 +169,7 @@ class HeldShards:
         (version, history, before), text = self._job.access.client.together(
             [("HMGET", keys.version, "version", "history", before_field), ("GET", keys.pin)]
         )
-        if self._job.find_transport() is not transport:
+        if find_transport(self._job) is not transport:
             raise LeaseLost(f"job {self._job.name}: it moved to another shared memory while it was opened")
         shard = self._open(number, term, memory_lost)
         state = self._state_at(version, history)
@@ -177,7 +178,7 @@ class HeldShards:
         try:
             shard.load(state, before, pin and (pin.version, pin.names[number]))
         except CorruptData as damage:
-            if self._job.terms()[number] == term:
+            if self._job.access.reader.terms()[number] == term:
                 if self._job.access.client.is_cluster:
                     go_back(self._job, number, term, damage)
                 raise
@@ -252,7 +253,7 @@ class HeldShards:
             self.await_history()  # before `newest` is set back: the commit log notes how many are lost
         self.leases.newest = version
         behind = [shard for shard in self.shards.values() if shard.version != version]
-        names = self._job.round_state().names if behind else ()
+        names = self._job.access.reader.round_state().names if behind else ()
         for shard in behind:
             if shard.version < version and shard.staged and shard.staged_as == names[shard.number]:
                 self.promote(shard, pin)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from kvps.config import JobConfig
 from kvps.errors import JobNotFound, KvpsError
 from kvps.history import commit_log
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
 
@@ -67,10 +68,13 @@ class LogKeeper:
         job = self._job
         try:
             state = job.state()
-            first, last = max(state.moved, state.begin.version), job.kept(state.version - self._versions)
+            first, last = (
+                max(state.moved, state.begin.version),
+                job.access.transport.safe_version(state.version - self._versions),
+            )
             while first < last:
                 first = min(first + _AT_ONCE, last)
-                commit_log.move(job, job.access.scripts, self._directory, state, first)
+                commit_log.move(LogStream(job.access), job.access.scripts, self._directory, state, first)
         except (JobNotFound, ServerRestarted):  # the next commit in the new history cuts it
             return
         except KvpsError as error:  # training goes on, and the next cut may succeed

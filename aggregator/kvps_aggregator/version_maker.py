@@ -76,7 +76,7 @@ class VersionMaker:
         """Fetch one contribution before its plan is made. Return False if there is none, or a plan is open."""
         if self.planned is None or self.planned.plan is not None:
             return False
-        inbox = cache(self._job.inbox)
+        inbox = cache(self._job.access.reader.inbox)
         return any(shard.storage.fetch_one_early(inbox) for shard in self._held.shards.values())
 
     # -- a shard at a time -------------------------------------------------------------------------------------

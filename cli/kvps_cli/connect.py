@@ -144,7 +144,8 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
 
 
 def _joinable(job: Job, state: State) -> Job | None:
-    return job if job.config.metadata.task and not job.launcher and not state.finished(job.config) else None
+    noted = job.config.metadata
+    return job if noted.task and not noted.foreign_launcher and not state.finished(job.config) else None
 
 
 def report_once() -> Callable[[str, KvpsError], None]:

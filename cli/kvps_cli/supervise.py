@@ -330,7 +330,8 @@ def release_dead(job: Job, dead: set[str]) -> dict[str, list[str]]:
         if member.active and mark in dead:
             job.evict(member)
             released[mark].append("evicted")
-    for shard, (holder, term) in enumerate(zip(job.holders(), job.terms(), strict=True)):
+    reader = job.access.reader
+    for shard, (holder, term) in enumerate(zip(reader.holders(), reader.terms(), strict=True)):
         if _mark(holder) in dead:
             with suppress(ServerRestarted):  # a restart ends all leases
                 job.access.scripts.renew(shard, holder, term, 0)

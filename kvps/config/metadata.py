@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from kvps.config.specs import Spec, not_a_launcher, setting, why_not
 from kvps.errors import InvalidSetting
+from kvps.machine import launcher
 from kvps.machine.launcher import Launcher
 
 
@@ -42,6 +43,17 @@ class Metadata:
     def launcher(self) -> Launcher | None:
         """The command that launched the workers; it may have ended."""
         return Launcher.of(self.launched_by) if self.launched_by else None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a command launched the workers, and launched this process."""
+        return bool(self.launched_by) and self.launched_by == launcher.own()
+
+    @property
+    def foreign_launcher(self) -> Launcher | None:
+        """The command that launched the workers; None if none did, it is dead, or it launched this process."""
+        launched = self.launcher
+        return None if self.is_ours or not launched or launched.is_dead else launched
 
     @property
     def host(self) -> str:

@@ -30,9 +30,9 @@ from kvps.protocol.job_state import Begin, Member, State
 from kvps.protocol.plan import set_lr
 from kvps.protocol.run_control import RunControl
 from kvps.protocol.worker_states import MOST_BYTES, committed
+from kvps.transport.opening import OpenedJob
 
 _FORMAT = "2"
-Whole = tuple[Array, Mapping[str, Array], Mapping[int, int]]
 _MOST_SLOTS = MOST_SLOTS + 1  # an optimizer's, and the view
 
 
@@ -96,18 +96,18 @@ class Checkpoint:
     states: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, job: str, state: State, config: JobConfig, layout: Layout, whole: Whole) -> Checkpoint:
-        """Return the checkpoint of a job at `state`, with `whole` that version, as `VersionReader.whole` reads it. That
-        of a suspended job goes on with the workers that have left because of that."""
-        weights, slots, skipped = whole
+    def of(cls, access: OpenedJob, state: State) -> Checkpoint:
+        """Return the checkpoint of a job at `state`. That of a suspended job goes on with the workers that have left
+        because of that. Raises ChunkGone if the bytes of the version are freed."""
+        weights, slots, skipped = access.reader.whole(state)
         place = {worker: {"state": "rejoining"} for worker in state.on_leave}
         return cls(
-            job=job,
+            job=access.keys.job,
             id=state.id,
             version=state.version,
             head=state.head,
-            config=config,
-            layout=layout,
+            config=access.config,
+            layout=access.layout,
             clock=dict(state.clock),
             skip={m.worker: m.skip for m in state.members.values()},
             workers={m.worker: json.dumps({**m.process, **place.get(m.worker, {})}) for m in state.members.values()},

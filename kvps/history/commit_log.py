@@ -17,10 +17,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import IO, NamedTuple
 
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, KvpsError
+from kvps.history.log_stream import LogStream
 from kvps.machine.files import private, sync_directory
 from kvps.parsing import JOB_ID, Fields, file_name, text
 from kvps.protocol.job_state import Begin, Commit, Entry, State, first_head
@@ -32,16 +33,6 @@ MOST_LINE = 4 * _MOST_FIELD
 """The most bytes of a line: two long fields, in which each quote has a backslash. A file with more is not read on: a
 sparse tail costs its author nothing."""
 _MOST_HELD = 200_000  # versions; who keeps more of them in Redis trims none
-
-
-class LoggedJob(Protocol):
-    """What a log is read from: `kvps.job.Job`, or a test's own."""
-
-    @property
-    def name(self) -> str: ...
-
-    def page(self, after: str) -> list[Entry]: ...
-    def entries(self) -> Iterator[Entry]: ...
 
 
 class LogFile:
@@ -149,23 +140,23 @@ def _since(file: IO[bytes], line: bytes) -> set[bytes]:
     return set()
 
 
-def keep(job: LoggedJob, directory: Path, state: State, version: int) -> Entry | None:
+def keep(stream: LogStream, directory: Path, state: State, version: int) -> Entry | None:
     """Append the log up to the commit of `version` to the file; return the last entry of that part, or None.
 
     `state` may be from any time since the job began its present history. Raises KvpsError.
     """
     if version == state.begin.version:
         return None
-    return LogFile(directory, job.name, state.id).extend(_up_to(version, job.entries()))
+    return LogFile(directory, stream.job, state.id).extend(_up_to(version, stream.entries()))
 
 
-def move(job: LoggedJob, scripts: JobScripts, directory: Path | None, state: State, version: int) -> None:
+def move(stream: LogStream, scripts: JobScripts, directory: Path | None, state: State, version: int) -> None:
     """Move the log up to the commit of `version` from Redis into the file; without a directory, delete it. Raises
     KvpsError."""
     if directory:
-        last = keep(job, directory, state, version)
+        last = keep(stream, directory, state, version)
     else:
-        last = next(iter(deque(_up_to(version, job.entries()), maxlen=1)), None)
+        last = next(iter(deque(_up_to(version, stream.entries()), maxlen=1)), None)
     if last and last[1].get("kind") == "commit":
         scripts.trim(state.history, last[0], _version(last[1]))
 
@@ -195,15 +186,15 @@ class Log:
     whose checkpoint this one was restored. Raises CorruptData for a file that is no log, KvpsError, JobNotFound.
     """
 
-    def __init__(self, job: LoggedJob, state: State, directory: Path | None = None) -> None:
-        own = LogFile(directory, job.name, state.id) if directory else None
+    def __init__(self, stream: LogStream, state: State, directory: Path | None = None) -> None:
+        own = LogFile(directory, stream.job, state.id) if directory else None
         if own and own.path.exists():
-            source = _Source(lambda: _joined(own, job))
+            source = _Source(lambda: _joined(own, stream))
         elif state.moved or state.version - state.begin.version <= _MOST_HELD:  # it may be trimmed while it is read
-            left = _left(job)
+            left = _left(stream)
             source = _Source(lambda: iter(left))
         else:
-            source = _Source(job.entries)
+            source = _Source(stream.entries)
         self.begin, self._sources = source.begin() or state.begin, [source]
         if directory and self.begin == state.begin:
             self.begin, self._sources = _traced(directory, source, state.begin)
@@ -248,11 +239,11 @@ class Origin(NamedTuple):
     version: int
 
 
-def origins(job: LoggedJob, id: str, directory: Path) -> Iterator[Origin]:
+def origins(stream: LogStream, id: str, directory: Path) -> Iterator[Origin]:
     """Yield the checkpoint with which a job began, then the one with which that job began, and so on, as far as their
     logs are in the directory. Raises CorruptData, KvpsError."""
-    page = job.page("0-0")  # read before the file: an entry that is no longer in this page is then in the file
-    file, seen = LogFile(directory, job.name, id), set[Path]()
+    page = stream.page("0-0")  # read before the file: an entry that is no longer in this page is then in the file
+    file, seen = LogFile(directory, stream.job, id), set[Path]()
     while file.path not in seen and (origin := _origin(file.first() or next(iter(page), None))):
         yield origin
         seen.add(file.path)
@@ -300,10 +291,10 @@ class _Source(NamedTuple):
                 noted = []
 
 
-def _left(job: LoggedJob) -> list[Entry]:
+def _left(stream: LogStream) -> list[Entry]:
     """Return the log in Redis as one piece: without the entries that were trimmed while it was read."""
     while True:
-        entries, first = list(job.entries()), next(iter(job.page("0-0")), None)
+        entries, first = list(stream.entries()), next(iter(stream.page("0-0")), None)
         if first is None:
             return []
         for number, (id, _) in enumerate(entries):
@@ -324,14 +315,14 @@ def _traced(directory: Path, source: _Source, begin: Begin) -> tuple[Begin, list
     return begin, [source]
 
 
-def _joined(file: LogFile, job: LoggedJob) -> Iterator[Entry]:
+def _joined(file: LogFile, stream: LogStream) -> Iterator[Entry]:
     """Yield the entries of a file and then those in Redis, each once, even if more are moved meanwhile."""
     last, first = "0-0", b""
     recent: set[bytes] = set()  # the lines from the stream's first entry on
     with file.open() as opened:
         while True:
             # Read before the file: an entry that is no longer in this page is then in the file.
-            page = [(_line(entry), entry) for entry in job.page(last)]
+            page = [(_line(entry), entry) for entry in stream.page(last)]
             first = first or (page[0][0] if page else b"")
             moved = False
             for line in _lines(opened):

@@ -278,6 +278,11 @@ class State:
             return set()
         return {m.worker for m in self.members.values() if m.process["state"] == "left" and not m.finished}
 
+    def learning_rate(self, config: JobConfig) -> float:
+        """Return the learning rate of the next version, of parameters in no group."""
+        optimizer = config.optimizer
+        return optimizer.lr_of(optimizer, config.progress(self.version, sum(self.clock.values())), self.lr)
+
     def finished(self, config: JobConfig) -> bool:
         """Return whether all work is done and no contribution waits.
 

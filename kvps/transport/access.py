@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
@@ -10,8 +13,12 @@ from kvps.connection.client import Client
 from kvps.connection.queries import Queries
 from kvps.connection.replica_reader import ReplicaReader
 from kvps.connection.replicas import IF_ANY, all_of
+from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.keys import JobKeys
+from kvps.protocol.recovery import await_history
 from kvps.protocol.scripts import JobScripts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,3 +73,10 @@ class JobAccess:
             ]
         )
         return present == (clock is not None) and not waiting and not planned
+
+    def in_present_history(self, call: Callable[[], T]) -> T:
+        """Return what `call`, which runs a script, returns; after a restart of the server, in the job's new history."""
+        while True:
+            with suppress(ServerRestarted):
+                return call()
+            await_history(self.server, self.scripts, self.keys.job, 0)

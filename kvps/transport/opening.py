@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 from kvps.transport.access import JobAccess
 from kvps.transport.base import Transport
@@ -36,3 +37,19 @@ class OpenedJob(JobAccess):
         """Return the access to the job after it was moved to another shared memory."""
         access = replace(self, config=self.config.noting(memory=memory))
         return replace(access, transport=self.transport.moved(access))
+
+
+class Following(Protocol):
+    """Who has a job open: `kvps.job.Job`."""
+
+    access: OpenedJob
+
+
+def find_transport(job: Following) -> Transport:
+    """Return the present transport: a job whose shared memory was lost continues in another shared memory."""
+    access = job.access
+    if access.config.metadata.memory:
+        memory = access.client.call("HGET", access.keys.config, "memory")
+        if memory and memory != access.config.metadata.memory:
+            job.access = access.moved(memory)
+    return job.access.transport

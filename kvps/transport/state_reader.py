@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvps.arrays.digest import view
@@ -15,6 +15,7 @@ from kvps.protocol.job_state import RoundState, State
 from kvps.protocol.keys import following
 from kvps.protocol.lua_scripts import with_scripts
 from kvps.protocol.noted_versions import Pin
+from kvps.protocol.plan import Contribution
 from kvps.protocol.scripts import SCRIPTS
 from kvps.transport.access import JobAccess
 
@@ -102,6 +103,34 @@ class StateReader:
         replies = self._client.together([*before, *hashes, newest, *others])[len(before) :]
         self._check_there(replies[0])
         return State.of(self._layout.shards, *replies)
+
+    def asked(self, commands: Sequence[Command]) -> list[Any]:
+        """Return the replies to `commands`, read at one instant, and the newest id in `turns`. Raises JobNotFound."""
+        newest = ("XREVRANGE", self._keys.turns, "+", "-", "COUNT", 1)
+        id, *replies, turns = self._client.together([("HGET", self._keys.version, "id"), *commands, newest])
+        self._check_there({"id": id} if id else {})
+        return [*replies, turns[0][0] if turns else "0-0"]
+
+    def await_change(self, state: State) -> None:
+        """Wait until a worker has joined or left, or a version is committed, after this `state`; one second at the
+        most."""
+        self._client.wait({self._keys.commits: state.last_entry})
+
+    def inbox(self) -> list[Contribution]:
+        """Return the accepted contributions that wait for their commit, oldest first."""
+        entries = self._client.call("XRANGE", self._keys.inbox, "-", "+")
+        return [Contribution.from_text(fields.get("contribution")) for _, fields in entries]
+
+    def holders(self) -> list[str]:
+        """Return for each shard the aggregator that holds its lease, or ""."""
+        return self._of_shards(self._keys.lease)
+
+    def terms(self) -> list[str]:
+        """Return for each shard the term of its last holder, or ""."""
+        return self._of_shards(self._keys.term)
+
+    def _of_shards(self, key: Callable[[int], str]) -> list[str]:
+        return [value or "" for value in self._client.call("MGET", *map(key, range(self._layout.shards)))]
 
     def _check_there(self, version: Mapping[str, str]) -> None:
         """Raise JobNotFound unless the job exists and has the id that is meant."""

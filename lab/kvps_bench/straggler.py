@@ -17,6 +17,7 @@ import numpy as np
 from kvps_workers.task import load_task
 
 from kvps.errors import KvpsError
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.optim import SGD
 from kvps.staleness import ASP, mode_name
@@ -141,9 +142,9 @@ class Course:
                 worker.begin("train", job.name, kind, self._seed, mode.cut)
             try:
                 took = self._until_accurate(job) - began
-                self.contributions.setdefault((kind, mode), []).append(sum(job.clock().values()))
+                self.contributions.setdefault((kind, mode), []).append(sum(job.state().clock.values()))
                 while (state := job.state()).version < _LEAST_VERSIONS:
-                    job.await_change(state)
+                    job.access.reader.await_change(state)
             finally:
                 self._over.set()
                 for worker in self._workers:
@@ -164,7 +165,8 @@ class Course:
 
 def _contribution_s(job: Job) -> float:
     """Return the seconds from one committed contribution to the next, by the log, between the first and last commit."""
-    times = [int(entry.split("-")[0]) for entry, fields in job.entries() if fields["kind"] == "commit"]
+    entries = LogStream(job.access).entries()
+    times = [int(entry.split("-")[0]) for entry, fields in entries if fields["kind"] == "commit"]
     counts = [len(commit.plan.contributions) for commit in job.log()]
     return (times[-1] - times[0]) / 1000 / sum(counts[1:])
 

@@ -13,6 +13,7 @@ from typing import Any
 from kvps.config import JobConfig
 from kvps.history.evaluations import Evaluation
 from kvps.history.events import Event, EventLog
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.parsing import number
 from kvps.protocol.job_state import Member, State
@@ -126,11 +127,11 @@ class JobWatch:
         )
 
     def _elapsed_s(self, state: State, now_s: float) -> float | None:
-        self._began_s = self._began_s or self.job.training_began()
+        self._began_s = self._began_s or LogStream(self.job.access).training_began()
         if not state.finished(self.job.config):
             self._took_s = None
             return self._began_s and max(0.0, now_s - self._began_s)
-        self._took_s = self.job.training_seconds() if self._took_s is None else self._took_s
+        self._took_s = LogStream(self.job.access).training_seconds() if self._took_s is None else self._took_s
         return self._took_s
 
     def _standbys(self, now: JobNow, looks: Sequence[Any]) -> list[str]:

@@ -43,12 +43,12 @@ def test_a_standby_takes_what_is_given_up_at_once(store: Store) -> None:
     job = store.create_job("job", model(), **SLOW_LEASE)
     first, second = Aggregator(job, threading.Event()), threading.Event()
     first.hold()
-    holder = job.holders()[0]
+    holder = job.access.reader.holders()[0]
     standby = threading.Thread(target=Aggregator(job, second).run, args=(False,))
     standby.start()
     assert eventually(lambda: store.client.call("INFO", "clients")["blocked_clients"] > 0)
     first.release()
-    assert eventually(lambda: job.holders()[0] not in ("", holder))
+    assert eventually(lambda: job.access.reader.holders()[0] not in ("", holder))
     second.set()
     standby.join()
 
@@ -62,7 +62,7 @@ def test_a_standby_says_once_who_holds_the_shards(store: Store, caplog: pytest.L
     for _ in range(3):
         second.hold(at_once=True)
         second.work()
-    holds = f"job job: stands by: {job.holders()[0]} holds shard 0, 1, 2, 3, 4 and 5 others"
+    holds = f"job job: stands by: {job.access.reader.holders()[0]} holds shard 0, 1, 2, 3, 4 and 5 others"
     assert [record.message for record in caplog.records] == [holds, "job job: waits for 2 workers to join"]
     first.release()
     second.release()

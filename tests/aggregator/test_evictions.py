@@ -75,7 +75,7 @@ def test_an_error_about_what_is_missing_names_the_eviction(
         try:
             session = job.join()
             session.pull()
-            key = f"kvps:{{job}}:{missing}" if missing else job.access.keys.weights(0, job.round_state().names[0], 0)
+            key = f"kvps:{{job}}:{missing}" if missing else job.access.keys.weights(0, job.state().names[0], 0)
             store.client.call("DEL", key)
             with pytest.raises(error, match=EVICTED):
                 act(job, session)

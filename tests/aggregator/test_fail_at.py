@@ -133,7 +133,7 @@ def _survives(store: Store, point: str, nth: int, sleep: bool, transport: str) -
         is_worker = point in WORKER
         if not is_worker:
             crew.start(_aggregate, victim)
-            assert eventually(lambda: victim.fate.is_set() or all(job.holders()))
+            assert eventually(lambda: victim.fate.is_set() or all(job.access.reader.holders()))
         crew.start(_aggregate)
         crew.start(_worker("w0", victim.fate), victim if is_worker else None)
         crew.start(_worker("w1", victim.fate))

@@ -8,7 +8,7 @@ from threading import Event
 import numpy as np
 import pytest
 from helpers.clusters import running_cluster
-from helpers.harness import aggregating, await_version, check_chain
+from helpers.harness import aggregating, await_version, check_chain, log_entries
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 from kvps_aggregator.failover import FailoverGuard
@@ -115,7 +115,7 @@ def test_without_its_holder_the_job_goes_back_one_version(job: Job) -> None:
                 session.push({"x": np.ones(ITEMS, np.float32)})
                 await_version(job, version)
     assert np.array_equal(job.snapshot()[1]["x"], np.full(ITEMS, -6.125, np.float32))
-    assert [fields["lost"] for _, fields in job.entries() if fields["kind"] == "recover"] == ["1"]
+    assert [fields["lost"] for _, fields in log_entries(job) if fields["kind"] == "recover"] == ["1"]
     check_chain(job)
 
 

@@ -66,7 +66,7 @@ def _round(job: Job, worker: str = "w0", finished: bool = True) -> None:
     session.push(ONE)
     version = session.version
     while job.state().version <= version:
-        job.await_change(job.state())
+        job.access.reader.await_change(job.state())
     session.leave(finished=finished)
 
 
@@ -92,11 +92,11 @@ def test_150_idle_jobs_cost_no_more_than_one(home: Path, start: Any) -> None:
         assert asked.get("smembers", 0) <= looks
         assert asked.get("evalsha", 0) == 0
         assert sum(n for name, n in asked.items() if name in ("hgetall", "mget", "set", "xrevrange")) == 0
-        assert not any(holder for job in jobs for holder in job.holders())
+        assert not any(holder for job in jobs for holder in job.access.reader.holders())
         _round(jobs[77])
         assert eventually(lambda: jobs[77].state().finished(jobs[77].config))
         np.testing.assert_array_equal(jobs[77].snapshot()[1]["x"], np.zeros(2))
-        assert eventually(lambda: not any(jobs[77].holders()))
+        assert eventually(lambda: not any(jobs[77].access.reader.holders()))
         assert aggregator.end() == 143
 
 
@@ -131,7 +131,7 @@ def test_what_was_left_behind_is_committed(store: Store, quick: None) -> None:
             session.push(ONE)
         assert eventually(lambda: job.state().version == 1)
         assert eventually(lambda: _served() == set())
-        assert job.holders() == [""], "it was given up, and did not only expire"
+        assert job.access.reader.holders() == [""], "it was given up, and did not only expire"
 
 
 def test_the_dead_are_evicted_and_the_job_is_left(store: Store, quick: None) -> None:
@@ -206,7 +206,7 @@ def test_damage_under_a_served_job_harms_no_other(store: Store, quick: None) -> 
     bad, good = (store.create_job(name, ONE, lease_ms=1500, **PLAIN) for name in ("bad", "good"))
     with watching(store, warnings):
         sessions = [bad.join("w0"), good.join("w0")]
-        assert eventually(lambda: all(bad.holders() + good.holders()))
+        assert eventually(lambda: all(bad.access.reader.holders() + good.access.reader.holders()))
         for key in (bad.access.keys.lease(0), bad.access.keys.term(0), bad.access.keys.heartbeat):
             store.client.call("DEL", key)
             store.client.call("RPUSH", key, "noon")
@@ -221,12 +221,12 @@ def test_damage_under_a_served_job_harms_no_other(store: Store, quick: None) -> 
 def test_leases_are_renewed_by_a_server_that_has_forgotten_its_scripts(store: Store) -> None:
     job = store.create_job("a", ONE, lease_ms=1500, **PLAIN)
     with watching(store), job.join("w0"):
-        assert eventually(lambda: all(job.holders()))
-        (term,) = job.terms()
+        assert eventually(lambda: all(job.access.reader.holders()))
+        (term,) = job.access.reader.terms()
         for _ in range(2):
             store.client.call("SCRIPT FLUSH")
             _await_renewal(job)
-        assert job.terms() == [term]
+        assert job.access.reader.terms() == [term]
 
 
 def _await_renewal(job: Job) -> None:
@@ -265,7 +265,7 @@ def test_a_reason_is_said_again_of_a_job_that_went_well_meanwhile(
         job.join("w0")
         assert eventually(lambda: warnings)
         store.client.call("DEL", job.access.keys.inbox)
-        assert eventually(lambda: all(job.holders()) and "a" not in watcher._aside)
+        assert eventually(lambda: all(job.access.reader.holders()) and "a" not in watcher._aside)
         before = len(warnings)
         store.client.call("SET", job.access.keys.inbox, "noon")
         assert eventually(lambda: not set(warnings[:before]).isdisjoint(warnings[before:]))
@@ -299,7 +299,7 @@ def test_a_lost_server_is_raised_once(monkeypatch: pytest.MonkeyPatch) -> None:
             jobs = [store.create_job(name, ONE) for name in ("a", "b")]
             for job in jobs:
                 job.join("w0")
-            assert eventually(lambda: all(all(job.holders()) for job in jobs))
+            assert eventually(lambda: all(all(job.access.reader.holders()) for job in jobs))
         assert eventually(lambda: not _served()), "all aggregators have ended"
     assert warnings == []
 
@@ -343,10 +343,10 @@ def test_code_that_another_users_job_names_is_not_imported(store: Store, own_rul
         assert eventually(lambda: warnings)
         for name in ("a", "b"):
             _round(store.create_job(name, ONE, **PLAIN))
-        assert (_served() & {"theirs"}, job.holders()) == (set(), [""])
+        assert (_served() & {"theirs"}, job.access.reader.holders()) == (set(), [""])
         assert "own_rules" not in sys.modules
         assert job.state().version == 0
-        assert len(job.inbox()) == 1
+        assert len(job.access.reader.inbox()) == 1
         session.leave(finished=False)
         store.remove_job("theirs")
         _round(store.create_job("theirs", ONE, **PLAIN))  # without code it is served

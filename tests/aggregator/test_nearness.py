@@ -70,7 +70,7 @@ def training(job: Job) -> Iterator[None]:
         finally:
             stop.set()
     working.result()
-    rounds = job.clock()["w0"]
+    rounds = job.state().clock["w0"]
     assert check_chain(job) == rounds > 3
     for name, array in plain_loop(model(), 1, rounds, LR).items():
         np.testing.assert_array_equal(job.snapshot()[1][name], array)
@@ -136,11 +136,11 @@ def test_when_slots_move_their_shards_go_to_the_aggregator_near_the_new_node(clu
 def test_two_aggregators_near_one_node_do_not_take_turns(cluster: Cluster, job: Job) -> None:
     with aggregating(job, near=near(*cluster.nodes)) as holder:
         assert eventually(lambda: held_by(holder) == {0, 1, 2})
-        terms = job.terms()
+        terms = job.access.reader.terms()
         with aggregating(job, near=Near(["auto"])) as standby:
             assert eventually(lambda: job.access.client.call("GET", job.access.keys.wish(0))), "it waits for the shards"
             assert not eventually(lambda: held_by(standby), 1.0)
-        assert job.terms() == terms
+        assert job.access.reader.terms() == terms
 
 
 @pytest.mark.parametrize("text", ["here", "10.0.0.5:", ":6400", "10.0.0.5:0", "a b:6400", "10.0.0.5:66000", ""])

@@ -171,7 +171,7 @@ class Crew:
         while not holds():
             self.step(0.01)
             if time.monotonic() > deadline:
-                raise Stuck(f"the awaited state does not come: {self.job.state()} {self.job.holders()}")
+                raise Stuck(f"the awaited state does not come: {self.job.state()} {self.job.access.reader.holders()}")
 
     def run(self, killing: random.Random | None = None, every_s: float = 0.0, limit_s: float = 120.0) -> None:
         """Run until all have ended; with `killing`, kill a random child about every `every_s`. Raises Stuck.

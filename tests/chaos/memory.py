@@ -181,7 +181,7 @@ def _lose(arena: Arena, crew: Crew, losses: Losses) -> bool:
             crew.start_again(child)
         return False
     kept = Kept.of(job, before)
-    rolls_back = kept.version < before.version or bool(job.inbox())
+    rolls_back = kept.version < before.version or bool(job.access.reader.inbox())
     assert segments_of(job)
     shutil.rmtree(segments_of(job).folder)
     for child in (child for child in dead if child.spec["role"] == "aggregator"):
@@ -201,7 +201,7 @@ def _rounds(job: Job) -> list[str]:
     if job.config.units:
         return []
     rounds = Counter((c.worker, c.round) for commit in job.log() for c in commit.plan.contributions)
-    clock = job.clock()
+    clock = job.state().clock
     whole = {(worker, number) for worker, count in clock.items() for number in range(1, count + 1)}
     twice = [one for one, count in rounds.items() if count > 1]
     return [f"rounds: {len(whole - set(rounds))} missing, {len(twice)} twice"] if twice or whole != set(rounds) else []

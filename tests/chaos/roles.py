@@ -34,6 +34,7 @@ from kvps.machine import process
 from kvps.protocol.job_state import State
 from kvps.protocol.plan import Contribution
 from kvps.session.session import Session
+from kvps.session.units import await_unit
 
 FULL = 3  # the exit code of a child that a full server refused
 
@@ -91,7 +92,7 @@ def _worker(spec: dict[str, Any]) -> None:
             if takeover and job.state().members[spec["name"]].pid != os.getpid():
                 return  # another worker has taken the id over in turn
             continue
-        if not job.config.units or not job.await_unit():
+        if not job.config.units or not await_unit(job.access):
             return
 
 

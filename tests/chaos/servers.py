@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from helpers.faults import MortalServer
-from helpers.harness import check_chain
+from helpers.harness import check_chain, log_entries
 from helpers.internals import segments_of
 from helpers.servers import private_directory
 from kvps_aggregator import Aggregator, Outcome
@@ -111,7 +111,7 @@ class Kept(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, state: State) -> Kept:
-        version = job.kept(state.version)
+        version = job.access.transport.safe_version(state.version)
         return cls(version, committed(job, version))
 
 
@@ -130,7 +130,7 @@ def goes_on(job: Job) -> bool:
 
 def recoveries(job: Job) -> list[Entry]:
     """Return the log's entries about losses, oldest first."""
-    return [entry for entry in job.entries() if entry[1]["kind"] == "recover"]
+    return [entry for entry in log_entries(job) if entry[1]["kind"] == "recover"]
 
 
 class Losses:
@@ -189,7 +189,7 @@ class Losses:
         if not kept.version <= to <= version or lost != version - to:
             self._problems.append(f"went from {version} to {kept.version} or later, the log says to {to}, {lost} lost")
         self.rollbacks.append(lost)
-        behind = [f for _, f in self._job.entries(entry) if f["kind"] == "join"]
+        behind = [f for _, f in log_entries(self._job, entry) if f["kind"] == "join"]
         anew = {(f["worker"], f["incarnation"]) for f in behind}
         told = {ack for ack in acknowledged(crew.acks) if ack[:2] not in anew}
         self.lost |= told - committed(self._job, to)

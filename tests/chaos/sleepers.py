@@ -57,7 +57,7 @@ def holders_sleep(
 def _holder(crew: Crew, shard: int) -> Child:
     """Return the child that holds the shard; wait until there is one."""
     while True:
-        mark = crew.job.holders()[shard].rpartition(":")[0]
+        mark = crew.job.access.reader.holders()[shard].rpartition(":")[0]
         for child in crew.running:
             if child.mark == mark:
                 return child

@@ -53,12 +53,12 @@ def check(job: Job, acks: Path, *evicted: str) -> None:
     rounds = Rounds(load_task("digits"), job.config, 0, np).total
     members = job.state().members
     assert {member.round for member in members.values()} == {rounds}
-    assert {name for name in members if job.clock()[name] < rounds} == set(evicted)
+    assert {name for name in members if job.state().clock[name] < rounds} == set(evicted)
     check_chain(job)
     proved(job)
     said = judge(sorted(acks.iterdir()), job)
     assert (said.lost, said.twice) == (0, 0)
-    assert sum(job.clock().values()) - len(evicted) <= said.acknowledged  # a push whose answer was lost may count
+    assert sum(job.state().clock.values()) - len(evicted) <= said.acknowledged  # a push whose answer was lost may count
 
 
 def test_a_link_that_is_down_for_longer_than_the_timeout_loses_nothing(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_the_run_goes_on_when_the_aggregators_host_is_lost(how: str, tmp_path: P
     with network(4) as hosts, hosts.serve(0, "0.0.0.0:6400") as store:
         job = digits_job(store, **_SHORT, workers=2)
         lost = hosts.start(1, "aggregator", "start", "--job", "digits")
-        assert eventually(lambda: any(job.holders()))
-        assert job.holders()[0].startswith(f"{hosts[1].name}:")
+        assert eventually(lambda: any(job.access.reader.holders()))
+        assert job.access.reader.holders()[0].startswith(f"{hosts[1].name}:")
         standby = hosts.start(2, "aggregator", "start", "--job", "digits")
         workers = [worker(hosts, 2, "w0", tmp_path), worker(hosts, 3, "w1", tmp_path)]
         assert eventually(lambda: job.state().version >= 20)
@@ -108,7 +108,7 @@ def test_the_run_goes_on_when_the_aggregators_host_is_lost(how: str, tmp_path: P
             hosts[1].kill()
         else:
             hosts[1].link_down()
-        assert eventually(lambda: job.holders()[0].startswith(f"{hosts[2].name}:"))
+        assert eventually(lambda: job.access.reader.holders()[0].startswith(f"{hosts[2].name}:"))
         if how == "cut off for a while":
             hosts[1].link_up()
         assert ended(*workers, standby) == [0, 0, 0]
@@ -130,6 +130,6 @@ def test_the_bound_holds_for_a_worker_behind_a_slow_link() -> None:
         assert ended(*workers, aggregator) == [0, 0, 0]
         held_back = 1e6 - LEAST_BURST  # bytes of each transfer, at the least
         assert time.monotonic() - began > rounds * 2 * held_back / 2.5e6, "the link let more through than its rate"
-        assert job.clock() == {"w0": rounds, "w1": rounds}
+        assert job.state().clock == {"w0": rounds, "w1": rounds}
         check_chain(job)
         assert staleness_used(job, 2) == bound

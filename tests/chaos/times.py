@@ -94,7 +94,7 @@ def _all_are_there(crew: Crew, commits: Commits) -> bool:
     lives = [members.get(child.name) for child in _workers(crew)]
     present = all(m and m.active and newest.authors.get(m.worker) == m.incarnation for m in lives)
     forked = {m.pid for m in lives if m} == {child.pid for child in _workers(crew)}
-    return present and forked and all(holder.rpartition(":")[0] in marks for holder in crew.job.holders())
+    return present and forked and all(holder.rpartition(":")[0] in marks for holder in crew.job.access.reader.holders())
 
 
 def _workers(crew: Crew) -> list[Child]:
@@ -109,7 +109,7 @@ def _worker(arena: Arena, crew: Crew, commits: Commits) -> float:
 
 def _holder(arena: Arena, crew: Crew, commits: Commits) -> float:
     shard = arena.random.randrange(crew.job.layout.shards)
-    mark, term = crew.job.holders()[shard].rpartition(":")[0], crew.job.terms()[shard]
+    mark, term = crew.job.access.reader.holders()[shard].rpartition(":")[0], crew.job.access.reader.terms()[shard]
     victim = next(child for child in crew.running if child.mark == mark)
     return _killed(crew, victim, commits, lambda commit: commit.terms[shard] != term)
 

@@ -19,6 +19,7 @@ import kvps.store
 from chaos.roles import Recomputed
 from kvps.arrays.layout import DTYPE, Array
 from kvps.history.commit_log import Log
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.store import Store
 
@@ -61,7 +62,8 @@ def examine(job: Job, files: list[Path], forgiven: frozenset[Ack] = frozenset())
     state = job.state()
     flat: Array = np.empty(job.layout.size, DTYPE)
     version = job.access.reader.fetch(state, flat).version
-    proof = prove(Log(job, state), state, job.config, job.layout, (version, flat), Recomputed(job, state))
+    log = Log(LogStream(job.access), state)
+    proof = prove(log, state, job.config, job.layout, (version, flat), Recomputed(job, state))
     problems = [proof.differs] if proof.differs else []
     ends = Counter((c.worker, c.incarnation, c.seq) for c in logged)
     if again := [ack for ack, count in ends.items() if count > 1]:

@@ -29,13 +29,13 @@ def test_each_kill_and_the_failover_is_one_line_with_its_reason(lasting: kvps.St
     os.kill(worker, signal.SIGKILL)
     said = running.until("w1 (process").splitlines()[-1]
     assert re.fullmatch(rf"w1 \(process {worker}\) was killed \(SIGKILL\): evicted; started again as process \d+", said)
-    holder = int(job.holders()[0].split(":")[1])
+    holder = int(job.access.reader.holders()[0].split(":")[1])
     os.kill(holder, signal.SIGKILL)
     lines = running.until("took over").splitlines()
     (killed,) = [line for line in lines if f"(process {holder}) was killed" in line and "took over" not in line]
     ended = rf"(aggregator1?) \(process {holder}\) was killed \(SIGKILL\): its lease of shard 0 ended; "
     assert re.fullmatch(ended + r"started again as process \d+", killed)
-    new = int(job.holders()[0].split(":")[1])
+    new = int(job.access.reader.holders()[0].split(":")[1])
     took = rf"shard 0: aggregator1? \(process {new}\) took over from aggregator1? \(process {holder}\), which was "
     assert re.fullmatch(took + r"killed \(SIGKILL\)", lines[-1])
     assert running.end() == 128 + signal.SIGTERM
@@ -48,7 +48,7 @@ def test_an_eviction_and_a_failover_without_a_death_say_why(lasting: kvps.Store,
     running.until("version")
     job = lasting.job("digits")
     assert eventually(lambda: job.state().version > 10)
-    worker, holder = job.state().members["w1"].pid, int(job.holders()[0].split(":")[1])
+    worker, holder = job.state().members["w1"].pid, int(job.access.reader.holders()[0].split(":")[1])
     os.kill(worker, signal.SIGSTOP)
     try:
         running.until("job digits: worker w1 gave no sign of life for ")

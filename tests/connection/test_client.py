@@ -174,8 +174,8 @@ def test_an_aggregator_that_is_not_let_in_again_ends_with_the_reason(small: Smal
         busy.join("w0")
         thread = threading.Thread(target=run)
         thread.start()
-        assert eventually(lambda: all(busy.holders()))
-        assert idle.holders() == [""]
+        assert eventually(lambda: all(busy.access.reader.holders()))
+        assert idle.access.reader.holders() == [""]
         small.cut()
         thread.join(120)
     assert [type(error) for error in raised] == [kvps.TooManyClients]

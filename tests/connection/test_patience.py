@@ -101,7 +101,7 @@ def test_a_silence_longer_than_every_timeout_evicts_nobody(
         with aggregating(job):
             work(job, 10, step, workers=2)
             assert job.await_finished()
-        assert job.clock() == {"w0": 10, "w1": 10}
+        assert job.state().clock == {"w0": 10, "w1": 10}
         assert {member.process["incarnations"] for member in job.state().members.values()} == {1}
         check_chain(job)
     assert [line for line in caplog.messages if line.startswith(f"waits for Redis at {through.url}: no answer for ")]

@@ -242,13 +242,13 @@ def test_dead_bytes_under_the_names_of_the_next_version_are_not_read(servers: Re
         for _ in range(8):  # then the oldest versions are dead
             found.round()
             found.check()
-        name = following(found.reader.round_state().names[0])
+        name = following(found.reader.state().names[0])
         renamed = found.reader.access.keys.weights(0, name, 0)
         assert eventually(lambda: all(replica.ask("EXISTS", renamed) for replica in servers.replicas))
         for replica in servers.replicas:
             frozen(replica)
         found.round()
-        assert found.reader.round_state().names == (name,)
+        assert found.reader.state().names == (name,)
         found.check()
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from helpers.harness import aggregating, model, plain_loop, work_on
+from helpers.harness import aggregating, log_entries, model, plain_loop, work_on
 from helpers.sentinels import NAME, Watched, watched_servers
 from helpers.servers import free_port
 from helpers.waiting import eventually
@@ -194,5 +194,5 @@ def test_a_job_trains_through_a_failover_to_the_same_bits(watched: Watched) -> N
         expected = plain_loop(model(), 2, 40, 0.05)
         for name, value in job.snapshot()[1].items():
             assert value.tobytes() == expected[name].tobytes(), name
-        assert [fields["lost"] for _, fields in job.entries() if fields["kind"] == "recover"] == ["0"]
+        assert [fields["lost"] for _, fields in log_entries(job) if fields["kind"] == "recover"] == ["0"]
         store.remove_job("job")

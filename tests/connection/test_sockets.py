@@ -163,7 +163,7 @@ def test_a_read_cut_at_every_byte_is_made_again(server_url: str, store: Store) -
 
         def read() -> int:
             return job.access.reader.fetch(
-                job.round_state(), flat
+                job.access.reader.round_state(), flat
             ).version  # a snapshot would wait for the next version
 
         read()
@@ -190,7 +190,7 @@ def test_a_wait_that_is_cut_is_made_again(server_url: str, store: Store) -> None
             session.pull()
             session.push({"a": np.ones(5, np.float32)})
             assert eventually(lambda: job.state().version == session.sequence)
-            turns.append(job.round_state())
+            turns.append(job.access.reader.round_state())
     with private_directory() as tmp, cutter(server_url, tmp) as (relay, url), kvps.connect(url) as through:
         reader, flat = through.job("cut").access.reader, np.empty(5, np.float32)
         reader.next_round_state("w0", turns[0], flat)
@@ -232,7 +232,7 @@ def test_a_push_cut_at_every_byte_counts_once(
             relay.passed, relay.cut_after = 0, at
             assert session.push({"a": np.ones(5, np.float32)}) == number
         assert relay.cuts == length
-    assert [c.seq for c in job.inbox()] == list(range(1, length + 3))
+    assert [c.seq for c in job.access.reader.inbox()] == list(range(1, length + 3))
 
 
 def test_urls_are_shown_without_their_password() -> None:

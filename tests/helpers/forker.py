@@ -47,7 +47,7 @@ def _use_all() -> None:
         job.state,
         job.snapshot,
         job.checkpoint,
-        job.inbox,
+        job.access.reader.inbox,
         lambda: job.join("w0", takeover=True),
         lambda: store.job("job"),
         lambda: store.remove_job("job"),

@@ -18,6 +18,7 @@ from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.log_keeper import AS_USUAL, KeptLog
 from kvps_aggregator.nearness import Near
 from kvps_aggregator.version_maker import Outcome
+from kvps_monitor.spans import Traces
 
 import kvps
 from kvps.arrays.layout import CHUNK_ITEMS
@@ -25,6 +26,7 @@ from kvps.connection.sockets import connection_settings
 from kvps.device.base import CPU, Device
 from kvps.errors import KvpsError
 from kvps.history.commit_log import Log
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.optim import (
     SGD,
@@ -42,6 +44,7 @@ from kvps.optim import (
 )
 from kvps.optim.schedules import TableLR
 from kvps.protocol.answers import ServerRestarted
+from kvps.protocol.job_state import Entry
 from kvps.protocol.plan import Contribution, Plan
 from kvps.session.session import Session
 
@@ -181,10 +184,26 @@ def work_on(job: Job, worker: str, rounds: int) -> list[int]:
             continue
 
 
+def log_entries(job: Job, after: str = "0-0") -> Iterator[Entry]:
+    """Yield the entries of the job's log in Redis after the entry `after`."""
+    return LogStream(job.access).entries(after)
+
+
+def next_lr(job: Job) -> float:
+    """Return the learning rate of the job's next version."""
+    return job.state().learning_rate(job.config)
+
+
+def newest_losses(job: Job) -> dict[str, float | None]:
+    """Return what each worker has said last of its loss, by the traces."""
+    iterations, _ = Traces(job).read(job.state().members)
+    return {worker: its[-1].loss for worker, its in iterations.items() if its}
+
+
 def check_chain(job: Job, directory: Path | None = None) -> int:
     """Assert that the commit log is one unbroken chain from its begin to the job's head; return its last version."""
     state = job.state()
-    log = Log(job, state, directory)
+    log = Log(LogStream(job.access), state, directory)
     version, head, _ = log.begin
     for commit in log.commits():
         if version == state.version:
@@ -215,7 +234,7 @@ def await_version(job: Job, version: int) -> None:
     deadline = time.monotonic() + 120
     while (state := job.state()).version < version:
         assert time.monotonic() < deadline, f"version {version} does not come: {state}"
-        job.await_change(state)
+        job.access.reader.await_change(state)
 
 
 def staleness_used(job: Job, workers: int) -> int:
@@ -289,5 +308,5 @@ def push_until_given_up(job: Job, session: Session, *numbers: float) -> None:
     for number in numbers:
         session.push({name: np.full_like(value, number) for name, value in session.pull().items()})
     seen = "0-0"
-    while any(job.holders()):
+    while any(job.access.reader.holders()):
         seen = job.access.client.wait({job.access.keys.leases: seen}).get(job.access.keys.leases, seen)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from helpers.harness import gradient
+from helpers.harness import gradient, log_entries
 from helpers.internals import segments_of
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome
@@ -38,7 +38,7 @@ def bits(job: Job) -> dict[str, bytes]:
 
 def recoveries(job: Job) -> list[tuple[str, str]]:
     """For each loss of memory in the log: the version that the job went on from, and how many versions were lost."""
-    return [(fields["version"], fields["lost"]) for _, fields in job.entries() if fields["kind"] == "recover"]
+    return [(fields["version"], fields["lost"]) for _, fields in log_entries(job) if fields["kind"] == "recover"]
 
 
 def take(aggregator: Aggregator) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 from helpers.checkpoints import PATIENT, ROUNDS, STOP, train_to
 from helpers.faults import MortalServer
-from helpers.harness import aggregating, await_version, check_chain, gradient, model, work_on
+from helpers.harness import aggregating, await_version, check_chain, gradient, log_entries, model, work_on
 from helpers.servers import private_directory
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import Checkpoints
@@ -28,6 +28,7 @@ from kvps.history import commit_log
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log, LogFile, keep, move
 from kvps.history.events import EventLog
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.store import Store
 
@@ -46,10 +47,11 @@ def test_the_log_moves_and_is_one_chain_across_two_checkpoints_and_restores(
     train_to(job, STOP, checkpoints=every)
     assert [c.version for c in job.log()] == [8, 9]
     assert check_chain(job, tmp_path) == STOP
-    entries = list(LogFile(tmp_path, "job", job.state().id).entries()) + list(job.entries())
+    entries = list(LogFile(tmp_path, "job", job.state().id).entries()) + list(log_entries(job))
     begin_ms, end_ms = (int(id.partition("-")[0]) for id in (entries[1][0], entries[-1][0]))
-    assert job.training_seconds() == pytest.approx((end_ms - begin_ms) / 1000, abs=0.2), "from its first join"
-    assert Log(job, job.state(), tmp_path).begin.version == 0
+    took = LogStream(job.access).training_seconds()
+    assert took == pytest.approx((end_ms - begin_ms) / 1000, abs=0.2), "from its first join"
+    assert Log(LogStream(job.access), job.state(), tmp_path).begin.version == 0
     assert sorted(p.name for p in tmp_path.glob("*.safetensors")) == [
         f"job.{job.state().id}-{version:08d}.safetensors" for version in (4, 8)
     ]
@@ -67,7 +69,7 @@ def test_the_log_moves_and_is_one_chain_across_two_checkpoints_and_restores(
         jobs.append(again)
         found = Checkpoint.load(sorted(tmp_path.glob(f"job{number}.*.safetensors"))[-1])
     LogFile(tmp_path, "job", job.state().id).path.unlink()
-    assert Log(jobs[2], jobs[2].state(), tmp_path).begin.version == 8, "as far back as it is there"
+    assert Log(LogStream(jobs[2].access), jobs[2].state(), tmp_path).begin.version == 8, "as far back as it is there"
     LogFile(tmp_path, "job3", jobs[2].state().id).path.write_bytes(b"{}\n")
     with pytest.raises(kvps.CorruptData, match=r"job3\.\w+\.log\.jsonl is damaged"):
         check_chain(jobs[2], tmp_path)
@@ -79,12 +81,12 @@ def test_a_run_has_its_length_though_the_clock_was_set_back(store: Store) -> Non
     with aggregating(job):
         work_on(job, "w0", 3)
         await_version(job, 3)
-    keys, client, seconds = job.access.keys, job.access.client, job.training_seconds()
+    keys, client, seconds = job.access.keys, job.access.client, LogStream(job.access).training_seconds()
     entries = client.call("XRANGE", keys.commits, "-", "+")
     client.call("DEL", keys.commits)
     for number, (_, fields) in enumerate(entries, 1):
         client.call("XADD", keys.commits, f"9999999999999-{number}", *chain(*fields.items()))
-    assert job.training_seconds() == seconds > 0
+    assert LogStream(job.access).training_seconds() == seconds > 0
 
 
 def test_a_restored_job_is_replayed_from_its_checkpoint(store: Store, tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_a_restored_job_is_replayed_from_its_checkpoint(store: Store, tmp_path: 
     restored = store.restore_job(Checkpoint.load(paths[0]), "again", 2)
     begin = restored.state().begin
     _run_task(restored, every)
-    assert restored.clock() == job.clock()
+    assert restored.state().clock == job.state().clock
     start = Checkpoint.load(paths[0])
     _, proof = proof_of(restored, None, None, start)
     assert proof.since == restored.state().moved - 1
@@ -126,10 +128,10 @@ def test_a_log_with_a_long_tail_is_not_read_to_its_end(
     job = store.create_job("job", model(), **PATIENT)
     train_to(job, 3, 1)
     state = job.state()
-    keep(job, tmp_path, state, 2)
+    keep(LogStream(job.access), tmp_path, state, 2)
     file = LogFile(tmp_path, "job", state.id)
     os.truncate(file.path, 8 << 20)
-    for read in (lambda: list(file.entries()), lambda: keep(job, tmp_path, state, 3)):
+    for read in (lambda: list(file.entries()), lambda: keep(LogStream(job.access), tmp_path, state, 3)):
         with pytest.raises(kvps.CorruptData, match=r"job\.\w+\.log\.jsonl is damaged: a line of it has more than 1 MB"):
             read()
 
@@ -141,7 +143,7 @@ def test_what_was_appended_and_not_trimmed_comes_once(store: Store, tmp_path: Pa
     train_to(job, 5, 1)
     job.join("w0").leave()  # stands behind the commit, and is moved with the next one
     state = job.state()
-    whole = list(job.entries())
+    whole = list(log_entries(job))
     last = next(n for n, (_, fields) in enumerate(whole) if fields.get("version") == "5")
     file = LogFile(tmp_path, "job", state.id)
     for stream in (whole[:3], [], whole[:5]):
@@ -150,14 +152,14 @@ def test_what_was_appended_and_not_trimmed_comes_once(store: Store, tmp_path: Pa
             half.write(b'{"entry": "1795238263183-0", "ki')
         assert check_chain(job, tmp_path) == 5
     for _ in range(2):
-        move(job, job.access.scripts, tmp_path, state, 5)
+        move(LogStream(job.access), job.access.scripts, tmp_path, state, 5)
         assert list(file.entries()) == whole[: last + 1]
         assert check_chain(job, tmp_path) == 5
-    assert list(job.entries()) == whole[last:], "the last commit stays"
+    assert list(log_entries(job)) == whole[last:], "the last commit stays"
     job.access.client.call("HSET", job.access.keys.version, "history", "another")
-    move(job, job.access.scripts, tmp_path, state, 5)
+    move(LogStream(job.access), job.access.scripts, tmp_path, state, 5)
     with pytest.raises(kvps.KvpsError, match="could not write"):
-        move(job, job.access.scripts, tmp_path / "nowhere", state, 5)
+        move(LogStream(job.access), job.access.scripts, tmp_path / "nowhere", state, 5)
 
 
 @pytest.mark.parametrize("moves", [False, True], ids=["deleted", "moved"])
@@ -172,18 +174,18 @@ def test_a_log_has_the_newest_versions_and_says_what_is_gone(
         with job.join("w0") as session:
             for number in range(60):
                 if number == 58:  # no later commit cuts the log up to what a slow mirror had not given Redis
-                    assert eventually(lambda: job.kept(58) == 58)
+                    assert eventually(lambda: job.access.transport.safe_version(58) == 58)
                 session.push(gradient(session.pull(), 0, number))
         assert eventually(lambda: job.state().moved >= 49)
-    state, kinds = job.state(), [fields["kind"] for _, fields in job.entries()]
+    state, kinds = job.state(), [fields["kind"] for _, fields in log_entries(job)]
     assert kinds.count("commit") == 61 - state.moved <= 12
-    assert job.training_seconds() > 0
+    assert LogStream(job.access).training_seconds() > 0
     assert [e.facts["version"] for e in EventLog(job.access.client, job.access.keys).newest(0) if e.kind == "commit"]
     proof = proof_of(job)[1]
     assert (proof.since, proof.commits, proof.differs) == (state.moved - 1, 60, ""), "what is left is one chain"
     assert "the log begins only after version" in proof_of(job, start=start)[1].differs
     assert check_chain(job, tmp_path) == 60
-    assert Log(job, state, tmp_path).begin.version == (0 if moves else state.moved - 1)
+    assert Log(LogStream(job.access), state, tmp_path).begin.version == (0 if moves else state.moved - 1)
     assert [row.version for row in rows.read()] == list(range(1 if moves else state.moved, 61))
     assert rows.missing == ([] if moves else [(1, state.moved - 1)])
     assert bool(list(tmp_path.iterdir())) == moves

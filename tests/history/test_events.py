@@ -7,12 +7,13 @@ from itertools import chain
 from typing import Any
 
 import pytest
-from helpers.harness import aggregating, await_version, gradient, model
+from helpers.harness import aggregating, await_version, gradient, log_entries, model
 from helpers.servers import private_directory, running_server
 
 import kvps
 from kvps.connection.client import Client
 from kvps.history.events import Event, EventLog
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.store import Store
 
@@ -67,7 +68,7 @@ def test_a_log_that_grows_with_each_read_of_it_has_an_end(store: Store, monkeypa
     """A job that commits faster than a reader reads: the reader once waited for an empty page."""
     job = store.create_job("j", model())
     rounds(job, 2)
-    (_, fields), commits = job.page("0-0")[-1], job.access.keys.commits
+    (_, fields), commits = LogStream(job.access).page("0-0")[-1], job.access.keys.commits
     calls, together, call = [0], Client.together, Client.call
 
     def grows(client: Client) -> None:
@@ -89,7 +90,7 @@ def test_a_log_that_grows_with_each_read_of_it_has_an_end(store: Store, monkeypa
     before = len(list(log.unread()))
     assert before == 1
     assert len(EventLog(job.access.client, job.access.keys).newest(0)) > 2
-    assert len(list(job.entries())) > 3
+    assert len(list(log_entries(job))) > 3
 
 
 def test_nothing_is_before_the_first_id_of_all(store: Store) -> None:

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-from helpers.harness import gradient
+from helpers.harness import gradient, log_entries
 from kvps_aggregator import Aggregator
 from kvps_aggregator.job_watcher import JobWatcher
 from kvps_cli.look import graph, inspect, jobs, log, status, timeline, top
@@ -38,7 +38,9 @@ from kvps.history.checkpoint import Checkpoint, units_anew
 from kvps.history.checkpoint_directory import listed
 from kvps.history.commit_log import Log, LogFile
 from kvps.history.events import EventLog
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
+from kvps.session.units import await_unit
 from kvps.store import Store
 from kvps.transport import version_reader
 
@@ -97,7 +99,6 @@ def _state(scene: Scene, job: Open) -> None:
     found = job()
     state = found.state()
     state.finished(found.config)
-    found.clock()
     repr(found)
     str(found.config.optimizer)
 
@@ -127,16 +128,15 @@ def _spans(scene: Scene, job: Open) -> None:
 def _looks(scene: Scene, job: Open) -> None:
     found = job()
     for look in (
-        found.holders,
-        found.terms,
-        found.training_seconds,
-        lambda: found.behind(1),
+        found.access.reader.holders,
+        found.access.reader.terms,
+        LogStream(found.access).training_seconds,
         found.access.is_idle,
         found.evaluation,
     ):
         with suppress(KvpsError):
             look()
-    str(found.launcher)
+    str(found.config.metadata.foreign_launcher)
 
 
 def _list(scene: Scene, job: Open) -> None:
@@ -164,7 +164,7 @@ def _refused_join(scene: Scene, job: Open) -> None:
 
 def _waits(scene: Scene, job: Open) -> None:
     found = job()
-    (found.await_unit if found.config.units else found.await_finished)()
+    await_unit(found.access) if found.config.units else found.await_finished()
 
 
 # -- the aggregator -----------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ def _restore(scene: Scene, job: Open) -> None:
 
 def _log_file(scene: Scene, job: Open) -> None:
     found = job()
-    list(islice(Log(found, found.state(), scene.folder).commits(), _MOST))
+    list(islice(Log(LogStream(found.access), found.state(), scene.folder).commits(), _MOST))
     list(LogFile(scene.folder, JOB, _files(scene)[1].name.split(".")[1]).entries())
 
 
@@ -366,11 +366,10 @@ QUEUE = "queue"
 READERS = {
     "store.job": Reader(lambda scene, job: scene.opened(), every=3),
     "state": Reader(_state, every=3),
-    "round_state": Reader(lambda scene, job: job().round_state(), every=3),
+    "round_state": Reader(lambda scene, job: job().access.reader.round_state(), every=3),
     "log": Reader(_log, every=3),
-    "entries": Reader(lambda scene, job: list(islice(job().entries(), _MOST)), every=3),
-    "traces": Reader(lambda scene, job: job().traces(), every=3),
-    "inbox": Reader(lambda scene, job: job().inbox(), every=3),
+    "entries": Reader(lambda scene, job: list(islice(log_entries(job()), _MOST)), every=3),
+    "inbox": Reader(lambda scene, job: job().access.reader.inbox(), every=3),
     "holders and others": Reader(_looks, every=3),
     "list of jobs": Reader(_list, every=8),
     "snapshot": Reader(lambda scene, job: _used(job().snapshot()), writes=True, every=6),

@@ -19,6 +19,7 @@ from hostile.mutations import Content
 from kvps.arrays.layout import Buffer
 from kvps.connection.client import Client
 from kvps.history import commit_log
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.machine.paths import private_directory
 from kvps.session.session import Session
@@ -198,7 +199,7 @@ def _trained(
     state = job.state()
     made = job.checkpoint()
     made.write(folder / made.filename)
-    commit_log.keep(job, folder, state, made.version)
+    commit_log.keep(LogStream(job.access), folder, state, made.version)
     store.client.call("DEL", job.access.keys.pin)
     _pushed(*sessions)
     job.access.scripts.plan()

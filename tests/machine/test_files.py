@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import TINY, kvps_run
-from helpers.harness import model
+from helpers.harness import log_entries, model
 from kvps_aggregator.verify.recording import Recorder
 
 from kvps.history import commit_log
@@ -54,7 +54,7 @@ def test_checkpoints_logs_and_records(store: Store, tmp_path: Path) -> None:
     job = store.create_job("mine", model())
     found = job.checkpoint()
     found.write(tmp_path / found.filename)
-    commit_log.LogFile(tmp_path, "mine", job.id).extend(job.entries())
+    commit_log.LogFile(tmp_path, "mine", job.id).extend(log_entries(job))
     Recorder(tmp_path / "records" / "deep", "mine", job.id, 0).initial(np.zeros(4, np.float32), "0")
     assert len(list(tmp_path.rglob("*"))) == 7
     assert _open_to_others(tmp_path) == []

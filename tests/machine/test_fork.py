@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.forker import ROUNDS
-from helpers.harness import aggregating, await_version, gradient, large_model, work
+from helpers.harness import aggregating, await_version, gradient, large_model, log_entries, work
 from helpers.paths import TESTS
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
@@ -119,7 +119,7 @@ def test_a_child_cannot_write_into_a_gradient_that_its_parent_pushes(store: Stor
         assert _status(late) == 0
         with aggregating(job):
             session.pull()
-    assert [fields for _, fields in job.entries() if fields["kind"] == "reject"] == []
+    assert [fields for _, fields in log_entries(job) if fields["kind"] == "reject"] == []
     assert np.unique(job.snapshot()[1]["a"]).tolist() == [-1.0]
 
 
@@ -131,7 +131,7 @@ def test_an_aggregator_that_forks_keeps_its_shards(store: Store) -> None:
 
     class Stop(threading.Event):
         def is_set(self) -> bool:
-            if job.holders() == [""] or children:
+            if job.access.reader.holders() == [""] or children:
                 return super().is_set()
             aggregator.held.leases._lock.acquire()
             if not (pid := os.fork()):
@@ -156,10 +156,10 @@ def test_an_aggregator_that_forks_keeps_its_shards(store: Store) -> None:
     try:
         assert eventually(lambda: bool(children))
         assert _status(children[0]) == 0
-        holder, term = job.holders(), job.terms()
+        holder, term = job.access.reader.holders(), job.access.reader.terms()
         work(job, 2, lambda session, params, round_: gradient(params, session.rank, round_), workers=1)
         await_version(job, 2)
-        assert (job.holders(), job.terms()) == (holder, term) != ([""], [""])
+        assert (job.access.reader.holders(), job.access.reader.terms()) == (holder, term) != ([""], [""])
     finally:
         stop.set()
         thread.join()

@@ -57,7 +57,7 @@ def test_where_units_are_handed_out_others_may_join_under_other_ids(lasting: kvp
     more = [start("worker", "--job", "digits"), start("worker", "--job", "digits", "--id", "extra")]
     for one in more:
         one.until("joined as")
-    assert eventually(lambda: {"w2", "extra"} <= job.clock().keys() and min(job.clock().values()) > 3)
+    assert eventually(lambda: {"w2", "extra"} <= job.state().clock.keys() and min(job.state().clock.values()) > 3)
     done = kvps_run("worker", "--job", "digits", "--id", "w1")
     assert done.returncode == 2
     assert "choose another id than w1" in done.stderr.splitlines()[-1]
@@ -107,7 +107,7 @@ def test_a_copy_of_a_script_may_join_without_an_id_and_nobody_else(
     )
     start("run", "-w", "2", "--", sys.executable, "train.py")
     job = awaited_job(lasting, "train", 6)
-    assert set(job.clock()) == {"w0", "w1"}
+    assert set(job.state().clock) == {"w0", "w1"}
     with pytest.raises(kvps.UsageError, match="those of kvps run"):
         job.join()
 

@@ -59,7 +59,7 @@ def test_it_agrees_with_redis(store: Store) -> None:
         for number in range(4):
             step(w0, number)
             step(w1, number)
-        assert eventually(lambda: sum(job.clock().values()) == 8)
+        assert eventually(lambda: sum(job.state().clock.values()) == 8)
         view = JobWatch(job).look()
         assert view.version == int(call("HGET", keys.version, "version"))
         assert view.head == call("HGET", keys.version, "head")
@@ -103,7 +103,7 @@ def test_in_ssp_it_waits_for_those_beyond_the_bound_alone(store: Store) -> None:
         for rounds, session in zip((3, 1, 0), sessions, strict=True):
             for _ in range(rounds):
                 step(session)
-        assert eventually(lambda: job.clock() == {"w0": 3, "w1": 1, "w2": 0})
+        assert eventually(lambda: job.state().clock == {"w0": 3, "w1": 1, "w2": 0})
         assert becomes(watch, "w0", waits_for=["w2"]), "w1 is two rounds behind, as many as the bound allows"
         assert (worker(watch, "w0").ahead, worker(watch, "w2").behind) == (2, 2), "as many as the bound allows"
         assert becomes(watch, "w1", state="computing")
@@ -164,7 +164,7 @@ def test_a_stopped_process_is_silent_and_then_evicted(store: Store) -> None:
     with aggregating(job):
         command = [*KVPS, "worker", "--job", job.name, "--redis", store.url]
         stopped, other = (Started([*command, "--id", worker]) for worker in ("w0", "w1"))
-        assert eventually(lambda: job.clock().get("w0", 0) > 3)
+        assert eventually(lambda: job.state().clock.get("w0", 0) > 3)
         assert eventually(lambda: (worker(watch, "w0").rounds_per_s or 0) > 0)
         stopped.process.send_signal(signal.SIGSTOP)
         try:

@@ -171,7 +171,7 @@ def test_an_error_while_it_trains_is_one_line_and_loses_nothing(store: Store, ow
         with pytest.raises(kvps.InvalidSetting, match=failed), aggregating(job):
             push_until_given_up(job, session, *(5 * [1.0]))
         assert job.state().version == 4
-        assert [c.seq for c in job.inbox()] == [5]
+        assert [c.seq for c in job.access.reader.inbox()] == [5]
         del sys.modules["late"]
         source = own_rules.joinpath("late.py").read_text()
         own_rules.joinpath("late.py").write_text(source.replace("version == 5", "version == 500"))
@@ -249,4 +249,4 @@ def test_other_state_than_that_of_the_job_is_refused(store: Store, own_rules: Pa
     words = "has the slots momentum, more here, and the job was created with momentum: use the module"
     with pytest.raises(kvps.InvalidSetting, match=words):
         serve(store.job(job.name))
-    assert job.holders() == [""]
+    assert job.access.reader.holders() == [""]

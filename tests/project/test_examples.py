@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import TINY, kvps_run
-from helpers.harness import check_chain
+from helpers.harness import check_chain, newest_losses
 from helpers.pages import python_in
 from helpers.paths import ROOT
 from helpers.servers import free_port
@@ -69,7 +69,7 @@ def test_a_worker_of_a_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
     shown: dict[str, Any] = {}
     exec(python_in("docs/data-and-groups.md")[2], shown)
     assert list(shown["gradient"]) == ["head.w"]
-    assert [c.part for c in shown["job"].inbox()] == ["head"]
+    assert [c.part for c in shown["job"].access.reader.inbox()] == ["head"]
 
 
 def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyP
     finally:
         torch.distributed.destroy_process_group()
     served.join(120)
-    assert job.clock() == {"w0": 100}
+    assert job.state().clock == {"w0": 100}
 
 
 def test_the_readmes_five_lines(server: None) -> None:
@@ -173,13 +173,13 @@ def test_the_loops_of_the_torch_page_and_the_readme(server: None) -> None:
     by_rank = ranks[ranks.index("with ") :]
     exec(ranks.removesuffix(by_rank), names)
     _train_both(names, by_rank, by_rank.replace("w0", "w1"))
-    assert names["job"].clock() == {"w0": 30, "w1": 30}
+    assert names["job"].state().clock == {"w0": 30, "w1": 30}
     exec(recipe, names)
     optimizer = names["job"].config.optimizer
     assert (optimizer.clip_norm, optimizer.lr_at(0), optimizer.lr_at(100)) == (1.0, 3e-5, 3e-3)
     assert optimizer.of_each(["0.bias"])[0].weight_decay == 0
     _train_both(names, by_rank, by_rank.replace("w0", "w1"))
-    assert names["job"].traces()["w1"].loss < 1.5  # ln 5 at first
+    assert newest_losses(names["job"])["w1"] < 1.5  # ln 5 at first
     exec(scheduled, names)
     assert names["optimizer"].lr_at(50) == 0.05
     names["store"].close()

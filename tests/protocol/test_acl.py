@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import redis
 from helpers.arrays import assert_same_bits
-from helpers.harness import aggregating, await_version, check_chain, gradient, work, work_on
+from helpers.harness import aggregating, await_version, check_chain, gradient, log_entries, work, work_on
 from kvps_cli.serve.acl import url_for
 from kvps_workers.queue.queue import CPU, TaskQueue
 from kvps_workers.queue.queue import SCRIPTS as QUEUE_SCRIPTS
@@ -211,7 +211,7 @@ def test_a_server_restarted_under_a_worker_is_left_to_the_aggregator(store: Stor
         waiting = pool.submit(work_on, worker, "w0", 3)
         with aggregating(aggregator):
             assert waiting.result(120) == [1, 2, 3]
-    assert [e["kind"] for _, e in worker.entries()].count("recover") == 1
+    assert [e["kind"] for _, e in log_entries(worker)].count("recover") == 1
 
 
 def test_a_bad_pin_stops_no_job(store: Store, under: Users) -> None:

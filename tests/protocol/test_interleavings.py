@@ -34,7 +34,7 @@ def test_a_rejected_round_is_over_with_the_version_that_leaves_it_out(store: Sto
         term, *_ = job.access.scripts.acquire(0, "holder", 10_000, "nonce")
         job.access.scripts.reject(0, term, plan, plan.contributions[1], "because")
         assert job.state().members["w0"].round == 0
-        assert not job.round_state().admits(2, job.config)
+        assert not job.access.reader.round_state().admits(2, job.config)
         rest = job.access.scripts.plan().plan
         assert rest
         assert [(c.seq, r.seq) for c, r in zip(rest.contributions, rest.rejected, strict=True)] == [(1, 2)]
@@ -58,7 +58,7 @@ def test_who_joins_anew_does_not_skip_past_what_still_waits(store: Store) -> Non
             assert plan
             term, *_ = job.access.scripts.acquire(0, "holder", 10_000, "nonce")
             assert job.access.scripts.ready(0, term, plan, "digest").flipped
-            assert not job.round_state().admits(2, job.config), "w0 waits for w1's first round"
+            assert not job.access.reader.round_state().admits(2, job.config), "w0 waits for w1's first round"
 
 
 def test_a_holder_that_overslept_does_not_go_on_from_what_was_rejected(

@@ -19,7 +19,7 @@ def test_a_version_that_lacks_a_shard_is_corrupt(store: Store, raw: Any) -> None
     """The layout says how many there are: an aggregator that looked for the name of a missing one raised IndexError."""
     job = store.create_job("a", TWO, shards=2)
     raw.hdel(job.access.keys.version, "shard:1")
-    for look in (job.state, job.round_state, job.snapshot):
+    for look in (job.state, job.access.reader.round_state, job.snapshot):
         with pytest.raises(CorruptData, match="the version: shard:1 is missing"):
             look()
 

@@ -77,7 +77,7 @@ def test_a_worker_that_waits_is_woken_by_its_turn_and_not_by_others_that_come_an
 def test_a_plan_of_many_that_wait_is_bounded_where_nobody_waits_for_a_round(store: Store) -> None:
     """A commit of all that 300 workers had waiting in SSP would keep the server from others for as long."""
     job = store.create_job("job", TINY, workers=1, staleness=2)
-    history = job.round_state().history
+    history = job.state().history
     for number in range(300):
         job.access.scripts.join(f"x{number}", "n", "", ME)
         for seq in (1, 2):
@@ -97,7 +97,7 @@ def test_a_version_may_have_more_contributions_than_lua_passes_to_a_call(store: 
     """One worker has left since, and is gone."""
     workers = 1_001
     job = store.create_job("job", TINY, workers=1, quorum=1, units=9_999)
-    scripts, history = job.access.scripts, job.round_state().history
+    scripts, history = job.access.scripts, job.state().history
     for number in range(workers):
         scripts.join(f"x{number}", "n", "", ME)
         scripts.push(f"x{number}", "1-n", 1, 0, 0, "-", history, unit=scripts.next_unit(f"x{number}", "1-n").unit)
@@ -118,7 +118,7 @@ def _version_of(store: Store, shards: int) -> tuple[float, float]:
     job = store.create_job(f"job{shards}", params, optimizer=kvps.SGD(clip_norm=1.0), **settings)
     scripts = job.access.scripts
     me = scripts.join("w0", "n", "", ME)
-    scripts.push("w0", me.incarnation, 1, 0, 1, ",".join(["0"] * shards), job.round_state().history)
+    scripts.push("w0", me.incarnation, 1, 0, 1, ",".join(["0"] * shards), job.state().history)
     terms = [scripts.acquire(shard, "holder", 3_600_000, f"n{shard}").term for shard in range(shards)]
     plan = scripts.plan().plan
     assert plan

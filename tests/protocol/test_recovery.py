@@ -60,7 +60,7 @@ def test_bsp_goes_on_bit_for_bit_when_redis_is_killed(mortal: MortalServer) -> N
         ]
         assert len(set(histories)) == 3, "each run of the server is a new history"
         assert check_chain(job) == ROUNDS
-        assert job.clock() == {"w0": ROUNDS, "w1": ROUNDS}, "with appendfsync always nothing acknowledged is lost"
+        assert job.state().clock == {"w0": ROUNDS, "w1": ROUNDS}, "with appendfsync always nothing acknowledged is lost"
         assert all(c == sorted(set(c)) for c in clocks)
         store.create_job("plain", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05, momentum=0.9), **PATIENT)
         plain = store.job("plain")

@@ -246,7 +246,7 @@ def test_a_job_is_adopted_once_and_its_dead_workers_keep_their_places(job: Job) 
         "w0": (True, False),
         "w1": (False, True),
     }
-    assert (job.round_state().lowest, job.state().active) == (0, 0), "the others wait for it"
+    assert (job.access.reader.round_state().lowest, job.state().active) == (0, 0), "the others wait for it"
 
 
 def test_a_lease_is_one_holders_until_it_gives_it_up(job: Job) -> None:

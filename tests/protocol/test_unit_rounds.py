@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 from helpers.digits_job import run_workers
-from helpers.harness import check_chain
+from helpers.harness import check_chain, log_entries
 from kvps_aggregator import Aggregator
 
 import kvps
@@ -154,7 +154,7 @@ def test_a_late_unit_is_handed_out_a_second_time_and_the_first_push_counts(store
     quick.leave()
     aggregator.release()
     assert used(job) == {0: 1, 1: 1}
-    kinds = Counter(fields["kind"] for _, fields in job.entries())
+    kinds = Counter(fields["kind"] for _, fields in log_entries(job))
     assert (kinds["backup"], kinds["duplicate"]) == (1, 1)
 
 

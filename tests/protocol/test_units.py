@@ -19,6 +19,7 @@ import kvps
 from kvps.device.base import CPU
 from kvps.job import Job
 from kvps.session.session import Session
+from kvps.session.units import await_unit
 from kvps.store import Store
 
 pytestmark = pytest.mark.contract
@@ -44,7 +45,7 @@ def _do(job: Job, worker: str, dies_at: frozenset[int]) -> None:
             session.push(_grads(unit + 1))
         else:
             session.leave()
-            again = job.await_unit()
+            again = await_unit(job.access)
 
 
 _died: set[int] = set()

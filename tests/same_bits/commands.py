@@ -77,7 +77,7 @@ def _killed(arena: Arena, store: Store, name: str, most: int) -> Counter[str]:
         if state.units_done == job.config.units:
             break
         at_work = [("worker", member.pid) for member in state.members.values() if member.state == "active"]
-        at_work += [("aggregator", int(holder.split(":")[1])) for holder in job.holders() if holder]
+        at_work += [("aggregator", int(holder.split(":")[1])) for holder in job.access.reader.holders() if holder]
         if at_work:
             role, pid = arena.random.choice(at_work)
             with suppress(ProcessLookupError):

@@ -16,7 +16,7 @@ from chaos.verdict import remains
 from helpers.clusters import running_cluster
 from helpers.digits_job import in_thread, run_workers
 from helpers.faults import MortalServer
-from helpers.harness import aggregating
+from helpers.harness import aggregating, log_entries
 from helpers.servers import private_directory, running_server
 
 from kvps.connection.client import Client
@@ -87,7 +87,7 @@ def _backups(job: Job) -> str:
     """Return what the log says of backup tasks."""
     if not job.config.backup_after:
         return "no backup tasks"
-    kinds = Counter(fields["kind"] for _, fields in job.entries())
+    kinds = Counter(fields["kind"] for _, fields in log_entries(job))
     return f"{kinds['backup']} backup tasks, {kinds['duplicate']} duplicates"
 
 
@@ -110,7 +110,7 @@ def from_checkpoints(arena: Arena, kind: Kind = DIGITS, number: int = 12) -> Ite
             with aggregating(first):
                 training_now = [in_thread(each) for each in kind.threads(first, count, arena.random, slow=True)]
                 while (state := first.state()).version < version:
-                    first.await_change(state)
+                    first.access.reader.await_change(state)
                 checkpoint = first.checkpoint()
                 for each in training_now:
                     each.result()

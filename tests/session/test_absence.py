@@ -29,7 +29,7 @@ def test_a_worker_that_is_back_says_which_rounds_were_made_without_it(
     with aggregating(job), job.join("w0") as other:
         for rounds in (0, 1, 3, 0):
             session = job.join("w1")
-            assert session.clock == job.clock()["w1"]
+            assert session.clock == job.state().clock["w1"]
             _round(session)
             _round(other)
             await_version(job, other.clock)

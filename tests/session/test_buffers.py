@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating, await_version, check_chain
+from helpers.harness import aggregating, await_version, check_chain, log_entries
 from helpers.internals import lose_next_answer
 from redis.exceptions import ConnectionError as RedisConnectionError
 
@@ -38,7 +38,7 @@ def _ones(params: Grads, value: float = 1) -> Grads:
 def _weights(job: kvps.Job, version: int) -> set[float]:
     """All values of that version, once it is committed; none of its contributions was rejected."""
     await_version(job, version)
-    assert not [fields["reason"] for _, fields in job.entries() if fields["kind"] == "reject"]
+    assert not [fields["reason"] for _, fields in log_entries(job) if fields["kind"] == "reject"]
     assert check_chain(job) == version
     return {float(value) for array in job.snapshot()[1].values() for value in np.unique(array)}
 

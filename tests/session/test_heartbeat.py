@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.harness import aggregating, model
+from helpers.harness import aggregating, log_entries, model
 from helpers.waiting import command_lines_with, eventually
 from helpers.zygote import Popen
 
@@ -53,7 +53,7 @@ def test_a_worker_that_holds_the_interpreters_lock_for_longer_than_the_timeout_l
     with _holding(job, 5) as worker:
         output, _ = worker.communicate(timeout=60)
         assert (worker.returncode, output) == (0, "1\n")
-    assert "evict" not in {fields["kind"] for _, fields in job.entries()}
+    assert "evict" not in {fields["kind"] for _, fields in log_entries(job)}
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])

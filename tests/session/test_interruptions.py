@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from helpers.digits_job import proved
-from helpers.harness import abandoned, aggregating, gradient, model
+from helpers.harness import abandoned, aggregating, gradient, model, next_lr
 from helpers.internals import abandon, fall_silent, segments_of
 from helpers.shared_memory import take
 from helpers.waiting import eventually
@@ -66,7 +66,7 @@ class Run:
                 fall_silent(self.sessions[worker])
                 abandon(self.sessions[worker])
             session = self.sessions[worker] = self.job.join(worker, takeover=True)
-            assert session.state == self.job.states().get(worker, {}) or session.clock > self.job.clock()[worker]
+            assert session.state == self.job.states().get(worker, {}) or session.clock > self.job.state().clock[worker]
 
     def begin(self, worker: str) -> dict[str, Any] | None:
         """Begin a round; return the gradients, or None if there is no unit left."""
@@ -126,8 +126,8 @@ class Run:
         return Kept(
             {name: array.tobytes() for name, array in self.job.snapshot()[1].items()},
             {name: array.tobytes() for name, array in checkpoint.slots.items()},
-            self.job.lr(),
-            self.job.clock(),
+            next_lr(self.job),
+            self.job.state().clock,
             best.version if best else None,
         )
 

@@ -132,4 +132,4 @@ def test_what_cannot_be_a_list_of_parameters_is_refused_by_the_script(store: Sto
         with pytest.raises(kvps.WrongOrder, match="BAD"):
             pushed(session, job, lacks)
         session.leave(finished=False)
-    assert not job.inbox()
+    assert not job.access.reader.inbox()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.digits_job import proved
-from helpers.harness import Params, abandoned, aggregating, await_version, check_chain
+from helpers.harness import Params, abandoned, aggregating, await_version, check_chain, log_entries
 from helpers.internals import lose_next_answer
 
 import kvps
@@ -219,7 +219,7 @@ def test_a_lost_answer_counts_a_part_once(store: Store) -> None:
         with pytest.raises(kvps.WrongOrder, match="another gradient"):
             session.push({"y": np.ones(3, F)}, part="y")
         assert session.push({"x": np.ones(3, F)}, part="x") == 1
-        assert [(c.seq, c.part) for c in job.inbox()] == [(1, "x")]
+        assert [(c.seq, c.part) for c in job.access.reader.inbox()] == [(1, "x")]
 
 
 def test_a_contribution_of_an_unknown_part_is_rejected(store: Store) -> None:
@@ -227,10 +227,10 @@ def test_a_contribution_of_an_unknown_part_is_rejected(store: Store) -> None:
     job = create(store)
     with aggregating(job), job.join("w0") as session:
         session.pull()
-        round_state = job.round_state()
+        round_state = job.access.reader.round_state()
         job.access.scripts.push("w0", session.incarnation, 1, 0, 1, "0" * 16, round_state.history, part="nobody")
         await_version(job, 1)
-        reasons = [fields["reason"] for _, fields in job.entries() if fields.get("kind") == "reject"]
+        reasons = [fields["reason"] for _, fields in log_entries(job) if fields.get("kind") == "reject"]
         assert reasons == ["the job has no part nobody"]
     assert job.snapshot()[1]["a.w"].tobytes() == model()["a.w"].tobytes()
 

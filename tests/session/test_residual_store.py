@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.commands import kvps_run
 from helpers.digits_job import digits_job, proved, run_workers, task_gradient
-from helpers.harness import aggregating, model
+from helpers.harness import aggregating, log_entries, model
 from helpers.servers import running_server
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome
@@ -22,6 +22,7 @@ import kvps
 from kvps.connection.client import Client
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.job_state import Member
 from kvps.protocol.scripts import JobScripts
@@ -44,7 +45,7 @@ def _stored(job: Job) -> set[str]:
 
 def _inherited(job: Job) -> str:
     """The name of the residual that the last worker to join was given, as the log says; "" if it was given none."""
-    return [fields.get("residual", "") for _, fields in job.entries() if fields["kind"] == "join"][-1]
+    return [fields.get("residual", "") for _, fields in log_entries(job) if fields["kind"] == "join"][-1]
 
 
 def _member(job: Job, worker: str = "w0") -> Member:
@@ -129,7 +130,7 @@ def test_workers_that_come_and_go_are_replayed_bit_for_bit(store: Store, stalene
 
     run_workers(job, *[lambda number=number: worker(number) for number in range(3)])
     assert proved(job).by == "recomputed"
-    joins = [fields["residual"] for _, fields in job.entries() if fields["kind"] == "join"]
+    joins = [fields["residual"] for _, fields in log_entries(job) if fields["kind"] == "join"]
     assert sum(map(bool, joins)) == len(joins) - 3 > 3, "all but the first of each"
     assert not _stored(job)
 
@@ -329,7 +330,7 @@ def test_the_log_is_asked_also_where_it_was_moved(store: Store, tmp_path: Path) 
         session.leave(finished=True)
     proof = proof_of(job, checkpoints=tmp_path)[1]
     assert (proof.by, proof.replayed, proof.differs) == ("recomputed", 10, "")
-    names = Log(job, job.state(), tmp_path).inherited().values()
+    names = Log(LogStream(job.access), job.state(), tmp_path).inherited().values()
     assert [bool(name) for name in names] == [False, True, True, True]
     for version, words in ((4, "commit 5: contribution 1 of w0"), (8, "commit 9: contribution 3 of w0")):
         start = Checkpoint.load(tmp_path / f"digits.{job.state().id}-{version:08d}.safetensors")
@@ -340,7 +341,7 @@ def test_the_log_is_asked_also_where_it_was_moved(store: Store, tmp_path: Path) 
 
 def test_a_join_that_says_another_beginning_is_caught(store: Store) -> None:
     job = _trained(store, {3: _leave_and_come_back}, gradient_format="int8")
-    entries = list(job.entries())
+    entries = list(log_entries(job))
     for name, words in (("", "gives another gradient here"), ("1-abcd:3:d", "is unknown"), (None, "is unknown")):
         job.access.client.call("DEL", job.access.keys.commits)
         for entry, fields in entries:

@@ -16,7 +16,7 @@ import pytest
 from helpers.arrays import assert_same_bits
 from helpers.digits_job import digits_job, proved, task_gradient
 from helpers.faults import full_server
-from helpers.harness import aggregating
+from helpers.harness import aggregating, log_entries
 from helpers.internals import lose_next_answer
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome
@@ -42,7 +42,7 @@ def _of(params: dict[str, np.ndarray], value: float) -> dict[str, np.ndarray]:
 
 
 def _rejected(job: kvps.Job) -> list[str]:
-    return [fields["reason"] for _, fields in job.entries() if fields["kind"] == "reject"]
+    return [fields["reason"] for _, fields in log_entries(job) if fields["kind"] == "reject"]
 
 
 # -- all gradients in one array ------------------------------------------------------------------------------------

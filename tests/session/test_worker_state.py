@@ -39,7 +39,7 @@ def test_a_state_is_as_old_as_the_clock_of_the_copy_that_comes_back(store: Store
         step(first)
         step(first)
         await_version(job, 1)
-        eventually(lambda: not job.inbox(), 60)
+        eventually(lambda: not job.access.reader.inbox(), 60)
     version, committed = job.state().version, job.checkpoint()
     assert job.states() == {"w0": {"done": 2}}
     step(first)
@@ -52,7 +52,7 @@ def test_a_state_is_as_old_as_the_clock_of_the_copy_that_comes_back(store: Store
     step(second)
     assert job.join("w0", takeover=True).state == {"done": 4}, "two incarnations' contributions wait"
     with aggregating(job):
-        eventually(lambda: not job.inbox(), 60)
+        eventually(lambda: not job.access.reader.inbox(), 60)
     assert job.states() == {"w0": {"done": 4}}
 
     again = store.restore_job(committed, "again")
@@ -125,10 +125,10 @@ def test_the_state_of_what_is_rejected_comes_with_the_workers_next_contribution(
     def reject_last(*, then_commits: int) -> None:
         plan = job.access.scripts.plan().plan
         assert plan
-        job.access.scripts.reject(0, job.terms()[0], plan, plan.contributions[-1], "for a test")
+        job.access.scripts.reject(0, job.access.reader.terms()[0], plan, plan.contributions[-1], "for a test")
         while aggregator.work() is not Outcome.IDLE:
             pass
-        assert job.clock() == {"w0": then_commits}
+        assert job.state().clock == {"w0": then_commits}
 
     step(session)
     session.pull()
@@ -140,7 +140,7 @@ def test_the_state_of_what_is_rejected_comes_with_the_workers_next_contribution(
     session.push(GRADIENT)
     while aggregator.work() is not Outcome.IDLE:
         pass
-    assert (job.clock(), job.states()) == ({"w0": 2}, {"w0": {"done": 1, "epoch": 1}})
+    assert (job.state().clock, job.states()) == ({"w0": 2}, {"w0": {"done": 1, "epoch": 1}})
 
     session.state["epoch"] = 2
     session.pull()
@@ -152,7 +152,7 @@ def test_the_state_of_what_is_rejected_comes_with_the_workers_next_contribution(
     again.push(GRADIENT)
     while aggregator.work() is not Outcome.IDLE:
         pass
-    assert (job.clock(), job.states()) == ({"w0": 3}, {"w0": {"done": 1, "epoch": 1}})
+    assert (job.state().clock, job.states()) == ({"w0": 3}, {"w0": {"done": 1, "epoch": 1}})
     aggregator.release()
 
 
@@ -214,7 +214,7 @@ def test_a_state_that_cannot_travel_is_refused_and_nothing_is_pushed(store: Stor
     session.state = state
     with pytest.raises(kvps.UsageError, match=said):
         session.push(GRADIENT)
-    assert not job.inbox()
+    assert not job.access.reader.inbox()
     session.state = {"a": 1}
     assert session.push(GRADIENT) == 1
 

@@ -22,7 +22,7 @@ from helpers.arrays import assert_close, assert_same_bits
 from helpers.commands import KVPS, run
 from helpers.ddp import OPTIMIZERS, ROUNDS, batch, loss_of, net, weights_of
 from helpers.digits_job import in_thread, run_workers
-from helpers.harness import aggregating, check_chain
+from helpers.harness import aggregating, check_chain, next_lr
 from helpers.paths import TESTS
 from helpers.torch_process import TorchPopen
 from torch import nn
@@ -252,7 +252,7 @@ def test_a_scheduler_around_it_sets_the_jobs_rate(store: Store) -> None:
     run_workers(job, partial(run, 0), partial(run, 1))
     assert [commit.plan.lr for commit in job.log()] == [None, 0.05, 0.1 / 3, 0.1 / 3]
     assert rates[0] == [0.1, 0.05, 0.1 / 3, 0.1 / 3]
-    assert job.lr() == 0.1 / 3
+    assert next_lr(job) == 0.1 / 3
 
 
 def test_groups_keep_the_proportion_of_their_rates(alone: Any) -> None:
@@ -262,7 +262,7 @@ def test_groups_keep_the_proportion_of_their_rates(alone: Any) -> None:
     for group in optimizer.param_groups:
         group["lr"] /= 10
     plain(optimizer, model, 0)
-    assert optimizer.job.lr() == 0.001
+    assert next_lr(optimizer.job) == 0.001
     assert [group["lr"] for group in optimizer.param_groups] == [0.001, 0.002]
     optimizer.param_groups[1]["lr"] = 0.01
     with pytest.raises(kvps.InvalidSetting, match=r"were set to 0.001, 0.01, and a job keeps their proportion"):
@@ -299,7 +299,7 @@ def test_what_does_not_fit_the_job_is_refused(store: Store) -> None:
         kvps.torch.Optimizer(grouped[1], model, job=of_groups)
     with pytest.raises(kvps.InvalidSetting, match="leave out optimizer=: it comes first"):
         kvps.torch.Optimizer(adam, model, optimizer=kvps.SGD(lr=0.1))
-    assert job.clock() == {}
+    assert job.state().clock == {}
     with aggregating(job), kvps.torch.Optimizer(adam, model, job=job) as optimizer:
         with pytest.raises(kvps.InvalidSetting, match="a job trains the parameters that it began with"):
             optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
@@ -432,12 +432,12 @@ def test_a_loop_that_goes_back_to_its_state_does_no_step_twice(
             optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         optimizer.param_groups[0]["lr"] = 0.1 / (1 + number)  # as a scheduler does: the job had these rates then
         loop(optimizer, model, number)
-    assert (optimizer.steps, optimizer.worker.session.clock, optimizer.job.lr()) == (8, clock, 0.05)
+    assert (optimizer.steps, optimizer.worker.session.clock, next_lr(optimizer.job)) == (8, clock, 0.05)
     assert_same_bits(weights_of(model), end)
     assert optimizer.param_groups[0]["lr"] == 0.05, "from here on the job's is shown"
     optimizer.param_groups[0]["lr"] = 0.1 / 8
     loop(optimizer, model, 8)
-    assert (optimizer.steps, optimizer.job.lr()) == (9, 0.1 / 8)
+    assert (optimizer.steps, next_lr(optimizer.job)) == (9, 0.1 / 8)
 
 
 @pytest.mark.parametrize("ask", ["stop", "suspend"])
@@ -495,7 +495,7 @@ def test_finish_waits_for_the_others_and_fills_the_model_with_the_last_version(
         workers = [in_thread(partial(call, number)) for number, call in enumerate(ends.get(end, [run, run]))]
         for worker in workers:
             worker.result()
-    assert job.clock() == {"w0": 4, "w1": 4}
+    assert job.state().clock == {"w0": 4, "w1": 4}
     if end != "suspend":
         assert_same_bits(weights_of(models[0]), job.snapshot()[1])
     if end in ("finished", "stop"):
@@ -511,7 +511,7 @@ def test_alone_it_makes_a_job_and_ends_it(store: Store, monkeypatch: pytest.Monk
         plain(optimizer, model, 0)
         job = store.job(optimizer.job.name)
         assert (job.config.optimizer, job.config.staleness) == (kvps.SGD(lr=0.1, clip_norm=1.0), 1)
-        assert ([*job.clock()], job.layout.buffer_kind) == (["me"], "rank0")
+        assert ([*job.state().clock], job.layout.buffer_kind) == (["me"], "rank0")
         assert optimizer.finish() == 1
     assert store.jobs() == []
 
@@ -550,7 +550,7 @@ def test_the_end_of_the_interpreter_leaves(store: Store) -> None:
         members = job.state().members
         left = {name: (member.state, member.evicted, member.finished) for name, member in members.items()}
         assert left == {"finished": ("gone", False, True), "failed": ("gone", False, False)}
-        assert job.clock() == {"finished": 1, "failed": 1}
+        assert job.state().clock == {"finished": 1, "failed": 1}
 
 
 RANK_FIRST = """

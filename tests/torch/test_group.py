@@ -108,7 +108,7 @@ def test_two_groups_of_two_push_half_the_bytes_and_end_as_averaged_by_hand(
         ends[size] = _in_groups(job, server_url, tmp_path / name, size)
         contributions = [c for commit in job.log() for c in commit.plan.contributions]
         assert len(contributions) == 4 // size * ROUNDS
-        assert job.clock() == {f"w{number}": ROUNDS for number in range(4 // size)}
+        assert job.state().clock == {f"w{number}": ROUNDS for number in range(4 // size)}
     assert 2 * _pushed_bytes(tmp_path / "groups") == _pushed_bytes(tmp_path / "single") > 0
     assert_same_bits(ends[2], _by_hand(store))
     for name, array in ends[1].items():  # the mean of four, added up in another order
@@ -164,7 +164,7 @@ def test_whoever_is_killed_whenever_each_acknowledged_contribution_counts_once(
     assert "lost: a member of the process group is gone" in said[0]
     done = 3 if die in ("acknowledged, untold", "told") else 2
     assert f"w0 {rank} joined in round {done}" in said[1]
-    assert job.clock() == {"w0": ROUNDS, "w1": ROUNDS}
+    assert job.state().clock == {"w0": ROUNDS, "w1": ROUNDS}
     model = net()
     assert kvps.torch.load(job, model) == check_chain(job) == ROUNDS
     assert_same_bits(weights_of(model), _by_hand(store))
@@ -276,7 +276,7 @@ def test_a_round_that_was_closed_without_a_group_is_late_in_all_members(
         rounds = _pair(LATE, server_url, tmp_path)
         job.await_finished()
     assert rounds == [[[1, 1], "late", [2, 1], [3, 2]]] * 2
-    assert job.clock() == {"w0": 2, "w1": 1}
+    assert job.state().clock == {"w0": 2, "w1": 1}
 
 
 @pytest.mark.slow
@@ -289,7 +289,7 @@ def test_a_stop_ends_the_loops_of_all_members_with_one_round(store: Store, serve
         for member in members:
             assert member.output().count("joined") == 1, "the with block ends, and the script with it"
         job.await_finished()
-    assert job.clock() == {"w0": run.round}
+    assert job.state().clock == {"w0": run.round}
     assert check_chain(job) == run.round
 
 
@@ -314,7 +314,7 @@ def test_an_error_of_one_member_or_of_redis_is_raised_in_all(store: Store, serve
     assert said[1]["loss"].startswith("UsageError: the loss must be one number, not str")
     assert said[0]["loss"].startswith("UsageError: member 1 of the group: the loss must be one number, not str")
     assert said[1]["no backward"].startswith("WrongOrder: no parameter has a gradient")
-    assert job.clock() == {"w0": 2}
+    assert job.state().clock == {"w0": 2}
 
 
 @pytest.mark.slow

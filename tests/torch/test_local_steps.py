@@ -136,7 +136,7 @@ def test_asynchronous_workers_take_local_steps(store: Store, outer: kvps.optim.O
     ends = trained(job, sgd, STEPS * 8)
     model.load_state_dict({name: torch.from_numpy(array) for name, array in ends.items()}, strict=False)
     assert loss_of(model, 0, 100).item() < before
-    assert job.clock() == {"w0": 8, "w1": 8}
+    assert job.state().clock == {"w0": 8, "w1": 8}
 
 
 def test_local_sgd_averages_the_weights_of_a_model_of_several_chunks(store: Store, transport: str) -> None:

@@ -66,7 +66,7 @@ def test_what_was_given_in_vain_is_deleted_and_what_was_given_stays(
             monkeypatch.setattr(job.access.client, "put", put)
             shard.storage.flush()
             shard.storage.flush()
-            assert job.kept(99) == round_ + 1
+            assert job.access.transport.safe_version(99) == round_ + 1
             state, weights = job.state(), np.empty(job.layout.size, np.float32)
             given = {key.split(":")[3] for key in store.client.scan(job.access.keys.all_bytes) if ":w:" in key}
             assert state.names[0] in given
@@ -126,7 +126,7 @@ def test_by_time_the_last_version_gets_there_too(store: Store, monkeypatch: pyte
         for round_ in range(20):
             session.push(gradient(session.pull(), 0, round_))
         assert committed(job, 20)
-        assert eventually(lambda: job.kept(99) == 20)
+        assert eventually(lambda: job.access.transport.safe_version(99) == 20)
 
         def names() -> set[str]:
             return {key.split(":")[3] for key in store.client.scan(job.access.keys.all_bytes) if ":w:" in key}

@@ -260,7 +260,8 @@ def test_parts_arrive_at_who_reads_and_at_who_copies(store: Store, pulled: list[
             seen[start : start + part.size] = part
             parts.append(start)
 
-        assert pull.read(PullRequest(job.round_state(), 0, job.round_state, got, arrived)).version == 0
+        latest = job.access.reader.round_state
+        assert pull.read(PullRequest(latest(), 0, latest, got, arrived)).version == 0
         assert len(parts) > 1
         assert np.array_equal(seen, flat)
         assert np.array_equal(got, flat)

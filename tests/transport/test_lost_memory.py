@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import pytest
 from helpers.arrays import assert_same_bits
-from helpers.harness import abandoned, aggregating, check_chain, gradient, model, plain_loop, work, work_on
+from helpers.harness import abandoned, aggregating, check_chain, gradient, log_entries, model, plain_loop, work, work_on
 from helpers.internals import abandon, segments_of
 from helpers.shared_memory import OVER_SHM, bits, commit_all, committed, recoveries, take, train
 from helpers.waiting import eventually
@@ -48,9 +48,9 @@ def test_a_standby_goes_on_in_the_memory_of_a_killed_holder(store: Store) -> Non
         for _ in range(2):
             before = job.state().version
             assert eventually(lambda b=before: job.state().version >= b + 15)
-            holder = int(job.holders()[0].split(":")[1])
+            holder = int(job.access.reader.holders()[0].split(":")[1])
             os.kill(holder, signal.SIGKILL)
-            assert eventually(lambda h=holder: str(h) not in job.holders()[0])
+            assert eventually(lambda h=holder: str(h) not in job.access.reader.holders()[0])
             if len(processes) < 3:
                 processes.append(_serve(store))
         worker.join()
@@ -73,14 +73,14 @@ def test_a_finished_job_leaves_no_segment_of_the_holder_before_the_last(store: S
             train(session, aggregator, 2)
             aggregator.held.flush()
             train(session, aggregator, 4)
-            assert job.kept(99) == 2
+            assert job.access.transport.safe_version(99) == 2
         successor = threading.Thread(target=serve, args=(job,))
         successor.start()
         for round_ in range(6, 8):
             session.push(gradient(session.pull(), 0, round_))
         assert committed(job, 8)
     successor.join()
-    assert job.kept(99) == 8, "it is all in Redis"
+    assert job.access.transport.safe_version(99) == 8, "it is all in Redis"
     assert segments_of(job).names() == []
     store.remove_job("job")
     assert not segments_of(job).folder.exists()
@@ -102,7 +102,7 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(
             commit_all(aggregator)
             if number == 9:
                 aggregator.held.flush()
-    kept, before = job.kept(99), job.state()
+    kept, before = job.access.transport.safe_version(99), job.state()
     assert 10 <= kept <= before.version
     assert segments_of(job)
     shared_memory.forget(segments_of(job).folder)
@@ -112,14 +112,14 @@ def test_lost_memory_takes_back_what_came_since_redis_was_given_it_and_no_more(
     with aggregating(job):
         assert eventually(lambda: job.state().history != before.history)
         state = job.state()
-        assert (state.version, sum(state.clock.values())) == (kept, sum(job.clock().values()))
+        assert (state.version, sum(state.clock.values())) == (kept, sum(job.state().clock.values()))
         assert job.states() == {worker: {"done": clock} for worker, clock in state.clock.items()}
         with pytest.raises(kvps.WorkerEvicted):
             sessions[0].pull()
         with ThreadPoolExecutor(2) as pool:
             for done in [pool.submit(work_on, job, f"w{i}", 25) for i in range(2)]:
                 done.result()
-        assert eventually(lambda: sum(job.clock().values()) == 50)
+        assert eventually(lambda: sum(job.state().clock.values()) == 50)
     check_chain(job)
     assert recoveries(job) == [(f"{kept}", f"{before.version - kept}")]
     rounds = [(c.worker, c.round) for commit in job.log() for c in commit.plan.contributions]
@@ -176,7 +176,7 @@ def test_what_a_loss_would_undo_is_not_cut_from_the_log(store: Store) -> None:
         train(session, aggregator, 8)
         aggregator.held.keeper.close()
         abandon(session)
-    kept, before = job.kept(99), job.state()
+    kept, before = job.access.transport.safe_version(99), job.state()
     assert 1 < before.moved <= kept
     shared_memory.forget(segments_of(job).folder)
     with aggregating(job):
@@ -261,7 +261,7 @@ def test_a_contribution_whose_memory_was_written_anew_is_done_again_and_not_reje
         assert eventually(lambda: job.state().version == 0)
         work_on(job, "w0", 5)
         assert committed(job, 5)
-    assert not [f for _, f in job.entries() if f["kind"] == "reject"]
+    assert not [f for _, f in log_entries(job) if f["kind"] == "reject"]
     assert check_chain(job) == 5
     assert_same_bits(job.snapshot()[1], plain_loop(model(), 1, 5, 0.05))
 

@@ -29,6 +29,7 @@ from kvps.protocol.keys import MEMORY
 from kvps.store import Store
 from kvps.transport import shared_memory
 from kvps.transport.memory_identity import Memory
+from kvps.transport.opening import find_transport
 from kvps.transport.shared_memory import Segments
 
 pytestmark = pytest.mark.usefixtures("seldom_mirrored")
@@ -96,7 +97,7 @@ def _train(job: Job, rounds: int) -> None:
         train(session, aggregator, rounds)
         session.leave(finished=False)
     assert job.state().version == rounds
-    assert eventually(lambda: job.holders() == [""])
+    assert eventually(lambda: job.access.reader.holders() == [""])
 
 
 # -- who does not see the memory of a job --------------------------------------------------------------------------
@@ -176,7 +177,7 @@ def test_memory_that_was_deleted_is_lost(store: Store, root: Path, deleted: str,
     with aggregating(job):
         if lost:
             assert eventually(lambda: job.state().version == 0)
-            assert eventually(lambda: bool(job.find_transport() and segments_of(job) and segments_of(job).here))
+            assert eventually(lambda: bool(find_transport(job) and segments_of(job) and segments_of(job).here))
         work_on(job, "w0", 5)
         assert eventually(lambda: job.state().version == 5)
     assert recoveries(job) == [("0", "3")] * lost
@@ -191,7 +192,7 @@ def _standing_by(job: Job, **options: Any) -> bool:
     aggregator.hold(at_once=True)
     holds = bool(aggregator.held.shards)
     aggregator.release()
-    return not holds and job.state() == before and job.holders() == [""]
+    return not holds and job.state() == before and job.access.reader.holders() == [""]
 
 
 @pytest.mark.parametrize("unlike", ["boot", "place", "unknown boot"])
@@ -261,9 +262,9 @@ def test_an_aggregator_elsewhere_stands_by_until_it_is_told_that_the_memory_is_l
     job = store.job("job")
     other = elsewhere.start("aggregator", "start", "--job", "job")
     other.until("stands by: its arrays are in a shared memory of")
-    assert job.holders() == [""]
+    assert job.access.reader.holders() == [""]
     with aggregating(job):
-        assert eventually(lambda: any(job.holders()))
+        assert eventually(lambda: any(job.access.reader.holders()))
     _train(job, 3)
     other.process.terminate()
     assert "stands by" not in other.process.communicate(timeout=60)[0]
@@ -315,10 +316,10 @@ def test_only_the_memory_that_the_job_was_in_is_given_up(
         assert eventually(lambda: segments_of(told).here)
         work_on(told, "w0", 3)
         assert eventually(lambda: told.state().version == 3)
-    assert told.holders() == [""]
+    assert told.access.reader.holders() == [""]
     waiting.hold(at_once=True)
     assert not waiting.held.shards
-    assert told.holders() == [""]
+    assert told.access.reader.holders() == [""]
     waiting.release()
     assert told.state().version == 3
 

@@ -55,7 +55,7 @@ def test_the_weights_are_exactly_the_sum_of_what_was_acknowledged(store: Store, 
     job = store.create_job("job", ones, **settings, **OVER_SHM)
     with aggregating(job):
         work(job, 40, lambda session, params, round_: {"x": np.full(300_000, -1, np.float32)}, 3)
-        assert eventually(lambda: sum(job.clock().values()) == 120)
+        assert eventually(lambda: sum(job.state().clock.values()) == 120)
     assert (job.snapshot()[1]["x"] == 120).all()
 
 

@@ -89,7 +89,7 @@ def test_segments_of_the_dead_are_swept_and_those_of_the_living_are_not(store: S
     commit_all(aggregator)
     aggregator.sweep()
     assert f"g:w0.{dead.incarnation}:1" not in segment_names(job)
-    assert job.clock() == {"w0": 1, "w1": 1}
+    assert job.state().clock == {"w0": 1, "w1": 1}
     for session in (again, alive):
         session.leave()
     aggregator.release()

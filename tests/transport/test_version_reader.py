@@ -37,7 +37,7 @@ def _read(url: str, begun: Event, results: Any) -> None:
         torn, versions, flat = 0, set(), np.empty(job.layout.size, np.float32)
         for _ in range(READS):
             version = job.access.reader.fetch(
-                job.round_state(), flat
+                job.access.reader.round_state(), flat
             ).version  # not `snapshot`, which spares the writer
             torn += bool((flat != version).any())
             versions.add(version)

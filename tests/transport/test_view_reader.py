@@ -192,7 +192,8 @@ def test_a_whole_view_is_there_at_every_version(store: Store) -> None:
             with aggregating(job):
                 for version in versions:
                     assert pushed(session) == wanted[version]
-                    assert job.access.reader.view(job.round_state(), flat, None).version in (version, version + 1)
+                    read = job.access.reader.view(job.access.reader.round_state(), flat, None)
+                    assert read.version in (version, version + 1)
                     assert weights_sha256(flat) in wanted
         assert reads() == (1, 13)
 
@@ -204,7 +205,7 @@ def test_who_missed_a_few_versions_adds_them_and_who_missed_more_reads_all(store
 
         def other_rounds(count: int) -> None:
             for _ in range(count):
-                before = job.round_state().version
+                before = job.state().version
                 pushed(fast)
                 await_version(job, before + 1)
 
@@ -219,7 +220,7 @@ def test_who_missed_a_few_versions_adds_them_and_who_missed_more_reads_all(store
         other_rounds(5)
         assert weights_sha256(slow.pull()["x"]) == weights_sha256(fast.pull()["x"])
         assert reads()[0] == whole + 1, "five differences take more bytes than the view"
-        name = job.round_state().names[2]
+        name = job.state().names[2]
         version = int(name.partition(".")[0])
         first = StoredView(job.access.client, job.access.keys, job.layout, format_of("int8")).begins([(2, name)])[0]
         other_rounds(first + 4 - version + 1)

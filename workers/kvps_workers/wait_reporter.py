@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from kvps.connection.client import Client
 from kvps.errors import KvpsError, ServerLost, counted
 from kvps.job import Job
+from kvps.parsing import number, whole
 from kvps.protocol.job_state import RoundState
 from kvps.session.session import Session
 from kvps.staleness import ASP
@@ -18,6 +19,7 @@ from kvps.staleness import ASP
 log = logging.getLogger("kvps.worker")
 
 _PATIENCE_S = 2.0
+_NAMED = 4  # workers that are behind
 
 
 class WaitReporter:
@@ -77,7 +79,7 @@ class WaitReporter:
             moves = now - self._moved < _PATIENCE_S
             gradient = f"its gradient {'is on its way' if moves else 'does not get through'} to the server"
             return gradient, gradient
-        late = job.taken_unit() if job.config.unit_rounds else None
+        late = _taken_unit(job) if job.config.unit_rounds else None
         if late and late[1] != self._session.worker:
             unit, worker, seconds = late
             return f"its round waits for unit {unit:,}, which {worker} has had for {seconds:.0f} s", worker
@@ -93,10 +95,30 @@ class WaitReporter:
         if config.partial_rounds:
             reasons.append(f"its round waits for a quorum of {config.quorum}")
         waits_for_all = config.staleness != ASP and not config.partial_rounds and not config.unit_rounds
-        late, number = job.behind(me.round - config.staleness) if waits_for_all else ([], 0)
-        if number:
-            others = f" and {counted(number - len(late), 'other')}" if number > len(late) else ""
-            reasons.append(f"{', '.join(late)}{others} {'are' if number > 1 else 'is'} behind")
-        if free := [str(shard) for shard, holder in enumerate(job.holders()) if not holder]:
+        late, count = _behind(job, me.round - config.staleness) if waits_for_all else ([], 0)
+        if count:
+            others = f" and {counted(count - len(late), 'other')}" if count > len(late) else ""
+            reasons.append(f"{', '.join(late)}{others} {'are' if count > 1 else 'is'} behind")
+        if free := [str(shard) for shard, holder in enumerate(job.access.reader.holders()) if not holder]:
             reasons.append(f"no aggregator holds shard {', '.join(free)}: kvps aggregator start")
         return "; ".join(reasons) or "the aggregator is at work on the next version"
+
+
+def _behind(job: Job, round_: int) -> tuple[list[str], int]:
+    """Return the slowest workers in the vector clock that have not pushed round `round_`, and how many there are."""
+    pushed = job.access.keys.pushed
+    slowest = ("ZRANGEBYSCORE", pushed, "-inf", f"({round_}", "LIMIT", 0, _NAMED)
+    names, count, _ = job.access.reader.asked([slowest, ("ZCOUNT", pushed, "-inf", f"({round_}")])
+    return list(names), int(count)
+
+
+def _taken_unit(job: Job) -> tuple[int, str, float] | None:
+    """Return the longest-running unit assigned to one worker: its number, the worker, and for how many seconds it has
+    it."""
+    client, keys = job.access.client, job.access.keys
+    taken = client.call("ZRANGE", keys.taken_units, 0, 0, "WITHSCORES")
+    if not taken:
+        return None
+    unit, since_ms = whole(taken[0], "a unit of data"), number(taken[1], "when a unit was taken")
+    worker = client.call("HGET", keys.units, taken[0])
+    return unit, str(worker or "").partition(" ")[0], max(0.0, job.access.server.seconds() - since_ms / 1000)

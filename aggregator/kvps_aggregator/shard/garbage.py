@@ -57,7 +57,7 @@ class Sweeper:
         state = job.state()
         over = job.config.units > 0 and state.units_done == job.config.units  # no more contributions can come
         members = {} if over else state.members
-        waiting = {(c.worker, c.incarnation, c.seq) for c in job.inbox()}
+        waiting = {(c.worker, c.incarnation, c.seq) for c in job.access.reader.inbox()}
         for shard in shards:
             slot, live = job.access.keys.slot(shard.number), shard.storage.live_names()
             mine = [key.removeprefix(slot) for key in keys if key.startswith(slot)]

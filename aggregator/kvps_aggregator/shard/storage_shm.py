@@ -124,7 +124,7 @@ class ShmStorage(Storage):
 
     def _contributions_are_here(self) -> bool:
         """Return whether memory has the inbox's contributions: a server that lost writes may list overwritten ones."""
-        return all(c.weight == 0 or self._is_here(c) for c in self._job.inbox())
+        return all(c.weight == 0 or self._is_here(c) for c in self._job.access.reader.inbox())
 
     def _is_here(self, c: Contribution) -> bool:
         with suppress(ChunkGone):

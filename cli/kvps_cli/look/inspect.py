@@ -58,7 +58,7 @@ def inspect(
             version, weights = opened.snapshot()
             rows = [_facts(opened, p, weights[p.name], before.get(p.name)) for p in chosen]
             bins = {p.name: histogram(weights[p.name]) for p in chosen if p.name == parameter}
-            waiting = opened.inbox()
+            waiting = opened.access.reader.inbox()
             if as_json:
                 print_json(_as_json(version, rows, bins, waiting))
             else:

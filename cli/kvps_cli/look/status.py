@@ -7,11 +7,12 @@ from typing import Any
 from kvps_monitor import palette
 from kvps_monitor.jobs import summary
 from kvps_monitor.live import JobWatch
+from kvps_monitor.spans import Iteration, Traces
 from kvps_monitor.views import WorkerView
 from rich.text import Text
 
 from kvps.errors import counted, printable
-from kvps.job import Job, Trace
+from kvps.job import Job
 from kvps.protocol.job_state import Member, State
 from kvps_cli import connect, options
 from kvps_cli.output import loss_text, print_json
@@ -20,6 +21,7 @@ from kvps_cli.tables import plain_console, print_rows
 _COLUMNS = ("worker", "rank", "state", "clock", "round", "loss", "waiting", "device", "process")
 _OF_MEMBER = ("rank", "incarnation", "state", "clock", "round", "accepted", "pending", "finished")
 _OF_PROCESS = ("device", "host", "pid")
+_LAST = 200  # iterations of each worker
 
 
 def status(job: options.JobName, as_json: options.AsJson = False, redis: options.Redis = None) -> None:
@@ -27,11 +29,10 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
     with connect.existing_job(redis, job) as opened:
         state = opened.state()
         if as_json:
-            pending = int(opened.access.client.call("XLEN", opened.access.keys.inbox))
-            print_json(_as_dict(opened, state, opened.holders(), opened.traces(), pending))
+            print_json(_as_dict(opened, state))
             return
         view = JobWatch(opened).look()
-        missing, kept = _without_holder(opened, state), opened.kept(view.version)
+        missing, kept = _without_holder(opened, state), opened.access.transport.safe_version(view.version)
     console, c = plain_console(), opened.config
     does = Text(
         printable(palette.job_does(view.state, view.waits_for, view.why)), palette.STYLES[palette.tone(view.state)]
@@ -71,8 +72,8 @@ def _without_holder(job: Job, state: State) -> str:
     return "idle until a worker joins" if job.access.is_idle() else "no aggregator: kvps aggregator start"
 
 
-def _as_dict(job: Job, state: State, holders: list[str], traces: dict[str, Trace], pending: int) -> dict[str, Any]:
-    c, told = job.config, job.evaluation()
+def _as_dict(job: Job, state: State) -> dict[str, Any]:
+    c, told, last = job.config, job.evaluation(), Traces(job, _LAST).read(state.members)[0]
     return summary(job, state) | {
         "shards": c.shards,
         "transport": c.transport,
@@ -80,14 +81,17 @@ def _as_dict(job: Job, state: State, holders: list[str], traces: dict[str, Trace
         "head": state.head,
         "lr": state.lr,
         "clock": dict(state.clock),
-        "pending": pending,
-        "holders": holders,
+        "pending": int(job.access.client.call("XLEN", job.access.keys.inbox)),
+        "holders": job.access.reader.holders(),
         "evaluation": told and told._asdict(),
-        "members": {member.worker: _member(member, traces.get(member.worker)) for member in _by_rank(state)},
+        "members": {member.worker: _member(member, last[member.worker]) for member in _by_rank(state)},
     }
 
 
-def _member(member: Member, trace: Trace | None) -> dict[str, Any]:
-    """Return a worker as one JSON object, with its last loss and the share of its time that it spent waiting."""
+def _member(member: Member, last: list[Iteration]) -> dict[str, Any]:
+    """Return a worker as one JSON object, with its last loss and the share of its time that it spent waiting in its
+    `last` iterations."""
+    losses, spent = [i.loss for i in last if i.loss is not None], sum(i.milliseconds for i in last)
+    waiting = sum(i.phases["wait"] for i in last) / spent if spent else 0.0
     known = {name: getattr(member, name) for name in _OF_MEMBER + _OF_PROCESS}
-    return known | {"loss": trace and trace.loss, "waiting": trace and trace.waiting}
+    return known | {"loss": losses[-1] if losses else None, "waiting": waiting}

@@ -15,6 +15,7 @@ from kvps.errors import InvalidSetting
 from kvps.history import commit_log
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import listed, newest, passed_over
+from kvps.history.log_stream import LogStream
 from kvps.history.tensor_file import SUFFIX
 from kvps.parsing import bytes_text
 from kvps.protocol.keys import check_new_name
@@ -51,7 +52,7 @@ def save(
         with work.stage(f"writing {path}", nbytes, "bytes", lambda: _bytes_aside(path)):
             checkpoint.write(path)
         with work.stage("writing the log"):
-            commit_log.keep(opened, directory, state, checkpoint.version)
+            commit_log.keep(LogStream(opened.access), directory, state, checkpoint.version)
     if not quiet:
         say(f"job {job}: version {checkpoint.version} in {path}")
 

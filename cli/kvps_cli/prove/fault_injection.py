@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from kvps.errors import KvpsError
 from kvps.history.commit_log import Log
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.parsing import file_name
 from kvps.store import Store
@@ -92,7 +93,7 @@ class FaultInjection:
 def _version(job: Job) -> int:
     """Return the job's version, -1 if it cannot be read now: the loop that shows the training says why."""
     with suppress(KvpsError):
-        return job.round_state().version
+        return job.state().version
     return -1
 
 
@@ -110,7 +111,7 @@ def replayed(store: Store, job: Job, checkpoints: Path | None = None) -> str:
 
 def judge(files: Iterable[Path], job: Job, checkpoints: Path | None = None) -> Verdict:
     """Compare files of acknowledged contributions (a line each: worker, incarnation, number) with the commit log."""
-    log = Log(job, job.state(), checkpoints)
+    log = Log(LogStream(job.access), job.state(), checkpoints)
     committed = Counter((c.worker, c.incarnation, c.seq) for commit in log.commits() for c in commit.plan.contributions)
     rejected = {(c.worker, c.incarnation, c.seq) for commit in log.commits() for c in commit.plan.rejected}
     acknowledged = set()

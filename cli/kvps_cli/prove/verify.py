@@ -28,6 +28,7 @@ from kvps.device.base import CPU
 from kvps.errors import InvalidSetting, KvpsError, counted
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.parsing import bytes_text
 from kvps.protocol.job_state import Commit, State
@@ -108,7 +109,7 @@ class _WatchedLog(Log):
     """A log that shows how far its readers are. The proof reads it twice: for the chain, and for the replay."""
 
     def __init__(self, job: Job, state: State, directory: Path | None, work: LongWork) -> None:
-        super().__init__(job, state, directory)
+        super().__init__(LogStream(job.access), state, directory)
         self._work, self._total = work, state.version - self.begin.version
         self._readings = iter(("checking the chain", "replaying"))
 

@@ -37,7 +37,7 @@ def pause(job: options.JobName, reason: Reason = "", redis: options.Redis = None
 def resume(job: options.JobName, reason: Reason = "", redis: options.Redis = None) -> None:
     """Have a job go on that was paused, suspended or stopped. Workers that have ended have to be started again."""
     with connect.existing_job(redis, job) as opened:
-        before = opened.round_state().run
+        before = opened.state().run
         opened.resume(reason)
         was = "goes on, as before" if before.state == "running" else f"goes on; it was {before.why}"
         say(f"job {job}: {was}{_over(opened)}")
@@ -59,8 +59,8 @@ def set_(
         raise InvalidSetting(f"lr must be a number, or own, not {shown(value)}") from None
     with connect.existing_job(redis, job) as opened:
         opened.set_lr(lr, reason)
-        own = ", its own" if lr is None else ""
-        say(f"job {job}: learning rate {opened.lr():g} from the next version on{own}{_over(opened)}")
+        own, rate = ", its own" if lr is None else "", opened.state().learning_rate(opened.config)
+        say(f"job {job}: learning rate {rate:g} from the next version on{own}{_over(opened)}")
 
 
 def _ends(job: Job, run: RunControl) -> str:

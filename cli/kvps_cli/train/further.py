@@ -111,7 +111,7 @@ def _move(store: Store, job: Job, launch: Launch, kept: KeptFiles) -> None:
             f"job {job.name!r} is finished, and its script asks for more: give --checkpoints DIR, where its last "
             f"version and its log are kept"
         )
-    earlier = job.launcher
+    earlier = job.config.metadata.foreign_launcher
     if earlier and not earlier.is_dead and not earlier.is_elsewhere:
         raise UsageError(f"{earlier} has not ended yet, and job {job.name!r} is its: wait for its end")
     keep(job, kept, launch.quiet)

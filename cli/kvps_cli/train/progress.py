@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvps.errors import KvpsError, coloured, counted
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.phases import WAIT
@@ -214,7 +215,7 @@ class Followed:
         failed, before they had joined, or all aggregators failed."""
         assert self._state
         job = self.job
-        self._holders = _log_failovers(supervisor, self._holders, job.holders())
+        self._holders = _log_failovers(supervisor, self._holders, job.access.reader.holders())
         joined = {m.worker for m in self._state.members.values() if not m.awaited}
         absent = {name: failed for name, failed in ended.items() if name not in joined}
         to_come = [child for child in copies.all if child.name not in {*joined, *ended}]
@@ -313,7 +314,7 @@ class Figures(NamedTuple):
     @classmethod
     def of(cls, job: Job, state: State) -> Figures:
         """Return the figures of a job at this state."""
-        return cls(state.version, sum(state.clock.values()), job.training_seconds())
+        return cls(state.version, sum(state.clock.values()), LogStream(job.access).training_seconds())
 
     @property
     def contributions_per_s(self) -> float:

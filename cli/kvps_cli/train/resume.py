@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,8 +159,8 @@ def _adopted(store: Store, job: Job, launch: Launch) -> tuple[str, bool]:
                 job.evict(member, "the command that launched it has ended")
         ended = []
     incarnations = {member.worker: member.incarnation for member in ended}
-    scripts = job.access.scripts
-    if not job.in_present_history(lambda: scripts.adopt(noted.launched_by, launch.launched_by, str(me), incarnations)):
+    adopt = partial(job.access.scripts.adopt, noted.launched_by, launch.launched_by, str(me), incarnations)
+    if not job.access.in_present_history(adopt):
         raise UsageError(f"another command has just resumed job {name!r}")
     job.access.client.call("DEL", job.access.keys.last)
     if state.run.state in ("suspended", "paused"):

@@ -12,6 +12,7 @@ from types import FrameType
 
 from kvps.history import commit_log
 from kvps.history.checkpoint_directory import prune
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps_cli.long_work import LongWork
@@ -81,6 +82,6 @@ def keep(job: Job, kept: KeptFiles, quiet: bool) -> None:
     with LongWork(quiet) as work, work.stage(f"writing version {state.version}"):
         checkpoint = job.checkpoint()
         checkpoint.write(directory / checkpoint.filename)
-        commit_log.keep(job, directory, state, checkpoint.version)
+        commit_log.keep(LogStream(job.access), directory, state, checkpoint.version)
         if kept.saving:
             prune(directory, checkpoint.job, checkpoint.id, kept.saving.keep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvps.errors import InvalidSetting
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.parsing import JOB_ID, Fields
 from kvps.protocol.keys import check_name
@@ -24,7 +25,7 @@ class Lineage:
             origin = (
                 f"{job.name}."  # the log's first entry may be in a file: then its name alone says what it continues
             )
-            if (page := job.page("0-0")) and page[0][1].get("kind") == "restore":
+            if (page := LogStream(job.access).page("0-0")) and page[0][1].get("kind") == "restore":
                 f = Fields(page[0][1], "the log's first entry")
                 origin = f"{f.name('job')}.{f.matching('id', *JOB_ID)}"
         return cls(f"{check_name('job', job.name)}.{job.id}", state.begin.version, origin)

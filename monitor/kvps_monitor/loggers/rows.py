@@ -16,6 +16,7 @@ from pathlib import Path
 from kvps.errors import CorruptData
 from kvps.history.commit_log import LogFile
 from kvps.history.evaluations import Evaluation
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.parsing import entry_ms, number, whole
 from kvps.protocol.job_state import Commit, Entry, State
@@ -104,7 +105,8 @@ class RowReader:
     # -- the log ---------------------------------------------------------------------------------------------------
 
     def _read_log(self) -> None:
-        while page := self._job.page(self._seen):
+        stream = LogStream(self._job.access)
+        while page := stream.page(self._seen):
             for id, fields in page:
                 self._seen = id
                 if fields.get("kind") == "commit":

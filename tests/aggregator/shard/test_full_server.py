@@ -65,7 +65,7 @@ def test_a_server_full_of_gradients_drains_by_itself(impatient: Store) -> None:
         assert session.clock == pushed
     assert refused == 10
     assert pushed >= 20
-    assert job.clock() == {"w0": pushed}
+    assert job.state().clock == {"w0": pushed}
     np.testing.assert_array_equal(job.snapshot()[1]["x"], np.full(SIZE, -pushed, np.float32))
     check_chain(job)
     aggregator.release()
@@ -114,7 +114,7 @@ def test_all_but_what_takes_more_room_goes_on_when_memory_is_full(impatient: Sto
         with pytest.raises(kvps.ServerFull, match="out of memory"):
             refused()
     assert s.acquire(0, "me", 60_000, "new")[0] != term
-    term = job.terms()[0]
+    term = job.access.reader.terms()[0]
     s.own(0, term)
     assert s.renew(0, "me", term, 60_000)
     s.heartbeat("w0", w0.incarnation)

@@ -224,13 +224,13 @@ def test_the_last_aggregator_sweeps_behind_a_holder_that_was_killed(store: Store
     job.join("w0").leave(finished=True)
     kvps_aggregator.serve(job)
     assert _gradients(job) == set()
-    assert not any(job.holders()), "whoever comes next can have the shards at once"
+    assert not any(job.access.reader.holders()), "whoever comes next can have the shards at once"
 
 
 def test_an_aggregator_that_is_done_does_not_wait_for_one_that_lives(store: Store) -> None:
     job = store.create_job("job", ONE, workers=1, shards=2, lease_ms=300)
     with aggregating(job, [1]):  # serves on for those who may still join
-        eventually(lambda: job.holders()[1])
+        eventually(lambda: job.access.reader.holders()[1])
         job.join("w0").leave(finished=True)
         kvps_aggregator.serve(job)
-        assert [bool(holder) for holder in job.holders()] == [False, True]
+        assert [bool(holder) for holder in job.access.reader.holders()] == [False, True]

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating, any_floats, await_version, gradient, large_model, model, work
+from helpers.harness import aggregating, any_floats, await_version, gradient, large_model, log_entries, model, work
 from kvps_aggregator import Aggregator
 from kvps_aggregator.step.clipping import outlier, scale_of, square_sum
 
@@ -130,7 +130,7 @@ def test_an_outlier_is_rejected_and_its_reason_is_logged(store: Store, shards: i
     (commit,) = job.log()
     assert [c.worker for c in commit.plan.contributions] == ["w0", "w1", "w3"]
     assert [c.worker for c in commit.plan.rejected] == ["w2"]
-    (reason,) = [fields["reason"] for _, fields in job.entries() if fields["kind"] == "reject"]
+    (reason,) = [fields["reason"] for _, fields in log_entries(job) if fields["kind"] == "reject"]
     assert re.fullmatch(r"its norm [0-9.]+ is more than 5 times the median, [0-9.]+", reason)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.digits_job import digits_job, proved, run_workers, training
-from helpers.harness import aggregating, await_version, check_chain, push_until_given_up
+from helpers.harness import aggregating, await_version, check_chain, log_entries, push_until_given_up
 from kvps_cli.prove.verify import proof_of
 
 import kvps
@@ -38,7 +38,7 @@ def _push(session: Session, number: float, weight: int | None = None) -> None:
 
 def _rejected(job: Job) -> list[tuple[str, str]]:
     """Return the worker and the reason of each rejection."""
-    entries = [fields for _, fields in job.entries() if fields["kind"] == "reject"]
+    entries = [fields for _, fields in log_entries(job) if fields["kind"] == "reject"]
     return [(fields["worker"], fields["reason"]) for fields in entries]
 
 
@@ -136,7 +136,7 @@ def test_a_step_that_overflows_is_not_committed(store: Store, settings: dict[str
             f"version 2 of job 'job' is not committed: {NO_STEP}: lower its learning rate, or create the job with "
             f"nonfinite='skip', which rejects contributions that do this"
         )
-        assert (job.state().version, len(job.inbox())) == (1, 1)
+        assert (job.state().version, len(job.access.reader.inbox())) == (1, 1)
 
 
 @pytest.mark.parametrize("settings", STEPS, ids=str)
@@ -196,7 +196,7 @@ def test_what_the_users_code_makes_nan_of_is_not_committed(store: Store, rules: 
         ):
             push_until_given_up(job, session, 1.0, 1.0, -1.0)
         assert job.state().version == 2
-        assert [c.seq for c in job.inbox()] == [3]
+        assert [c.seq for c in job.access.reader.inbox()] == [3]
     _assert_finite(job)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating, gradient, model
+from helpers.harness import aggregating, gradient, log_entries, model
 from helpers.internals import fall_silent
 from kvps_aggregator.verify.replay import prove
 
@@ -19,6 +19,7 @@ import kvps
 from kvps.arrays.layout import DTYPE
 from kvps.errors import ContributionLate
 from kvps.history.commit_log import Log
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.job_state import Entry, Member, State, chained
 from kvps.protocol.plan import Contribution
@@ -81,10 +82,10 @@ def _settle(job: Job) -> None:
         time.sleep(0.01)
 
 
-class Forged:
+class Forged(LogStream):
     """A log and the state of its job, to be changed. `plans` are those of its commits."""
 
-    name = "job"
+    job = "job"
 
     def __init__(self, entries: list[Entry], state: State) -> None:
         self.log = [(id, dict(fields)) for id, fields in entries]
@@ -283,7 +284,7 @@ FORGERIES: list[Forgery] = [
 @pytest.mark.parametrize("mode", MODES)
 def test_each_forgery_is_named_though_the_chain_was_made_anew(store: Store, mode: str) -> None:
     job = _honest(store, **MODES[mode])
-    entries, state = list(job.entries()), job.state()
+    entries, state = list(log_entries(job)), job.state()
     assert state.version >= 12
     assert _differs(job, Forged(entries, state)) == "", "the log is honest"
     assert _differs(job, Forged(entries, state).made_anew()) == "", "and nothing else has changed"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.digits_job import ROUNDS, WORKERS, digits_job, proved, run_workers, task_gradient, training
+from helpers.harness import log_entries
 from helpers.internals import fall_silent
 from kvps_aggregator import Aggregator, AggregatorOptions, serve
 from kvps_aggregator.verify.recording import Recorder
@@ -20,6 +21,7 @@ from kvps_cli.prove.verify import proof_of
 import kvps
 from kvps.arrays.digest import weights_sha256
 from kvps.history.commit_log import keep
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.optim.schedules import InverseSquareRootLR, LinearLR, SequentialLR, TableLR
 from kvps.protocol.job_state import chained, first_head
@@ -59,7 +61,7 @@ def test_every_mode_can_be_recomputed(
         with job.join("w2") as session:
             grads = task_gradient(job, session)
             while (state := job.state()).version < 3 - 2 * (staleness > 0):
-                job.await_change(state)
+                job.access.reader.await_change(state)
             assert proved(job).replayed, "also while it goes on"
             session.push(grads)
 
@@ -135,13 +137,13 @@ def test_each_stretch_of_a_log_is_proved_with_its_own_settings(store: Store, tmp
     job = digits_job(store, optimizer=kvps.SGD(rate), **units)
     run_workers(job, *training(job, "w0", "w1"))
     found = job.checkpoint()
-    keep(job, tmp_path, job.state(), found.version)
+    keep(LogStream(job.access), tmp_path, job.state(), found.version)
     more = replace(found, config=replace(found.config, workers=3, epochs=4, units=60))
     again = store.restore_job(more, "again", before=found.config)
     run_workers(again, *training(again, "w0", "w1", "w2"))
     state, proof = proof_of(again, checkpoints=tmp_path)
     assert (state.units_done, proof.since, proof.differs, proof.replayed) == (60, 0, "", state.version)
-    (restored,) = [fields for _, fields in again.entries() if fields["kind"] == "restore"]
+    (restored,) = [fields for _, fields in log_entries(again) if fields["kind"] == "restore"]
     assert json.loads(restored["settings"]) == {"workers": ["2", "3"], "epochs": ["2", "4"], "units": ["30", "60"]}
     unsaid = store.restore_job(more, "unsaid")
     run_workers(unsaid, *training(unsaid, "w0", "w1", "w2"))

@@ -93,7 +93,7 @@ def test_versions_that_are_not_in_redis_any_more_are_said(store: Store) -> None:
 def test_json_has_the_facts(store: Store) -> None:
     job = trained(store, staleness=1, reduction="weighted")
     with aggregating(job):
-        assert eventually(lambda: all(job.holders()))
+        assert eventually(lambda: all(job.access.reader.holders()))
     found = as_json(store, "j", "-n", "0")
     at, commits = [one["at_ms"] for one in found], [one for one in found if one["event"] == "commit"]
     assert at == sorted(at)

@@ -150,7 +150,7 @@ def test_a_queue_run_with_every_process_under_its_own_role(store: Store, users: 
     assert "does not let this user " in line
     job = store.job("team-a")
     while not (state := job.state()).finished(job.config):
-        job.await_change(state)
+        job.access.reader.await_change(state)
     for each in [*hosts, serving]:
         each.end()
     proved(job)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.harness import check_chain
+from helpers.harness import check_chain, log_entries
 from helpers.waiting import awaited_job, eventually
 
 import kvps
@@ -97,5 +97,5 @@ def test_each_sample_of_each_epoch_counts_once_though_a_copy_is_killed_ten_times
         counts[unit // config.units_per_epoch, plan.rows(unit)] += 1
     np.testing.assert_array_equal(counts, 1)
     np.testing.assert_array_equal(job.snapshot()[1]["done"], 1)
-    assert Counter(fields["kind"] for _, fields in job.entries())["evict"] == KILLS
+    assert Counter(fields["kind"] for _, fields in log_entries(job))["evict"] == KILLS
     check_chain(job)

@@ -75,7 +75,7 @@ def test_each_batch_of_each_copy_is_done_once(
         os.kill(job.state().members["w1"].pid, signal.SIGKILL)
         assert eventually(lambda: job.state().members["w1"].evicted)
     before = job.state().members["w1"]
-    assert eventually(lambda: job.clock()["w0"] >= until)
+    assert eventually(lambda: job.state().clock["w0"] >= until)
     (tmp_path / "away").unlink()
     lines = running.until("200 contributions in ")
     assert running.wait() == 0

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from helpers.arrays import assert_same_bits
 from helpers.commands import kvps_run, refused
+from helpers.harness import log_entries
 from helpers.pages import python_in
 from helpers.paths import ROOT
 from helpers.waiting import awaited_job, eventually
@@ -231,7 +232,7 @@ def test_a_run_that_is_stopped_and_resumed_is_evaluated_to_its_end(lasting: kvps
     running.process.send_signal(signal.SIGTERM)
     running.until(" is ended before it has evaluated the last version: the run is stopped")
     assert running.wait() == 0
-    logged = [f["version"] for _, f in job.entries() if f["kind"] == "evaluate"]
+    logged = [f["version"] for _, f in log_entries(job) if f["kind"] == "evaluate"]
     assert len(logged) == len(set(logged))
 
 

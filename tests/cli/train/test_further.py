@@ -98,5 +98,5 @@ def test_workers_with_data_of_their_own_do_more_rounds_together(lasting: kvps.St
     run(lasting, "static", 5)
     assert "with rounds 5 to 9" in run(lasting, "static", 9)
     job = lasting.job("static")
-    assert (job.state().version, job.clock()) == (9, {"w0": 9, "w1": 9})
+    assert (job.state().version, job.state().clock) == (9, {"w0": 9, "w1": 9})
     assert_same_bits(job.snapshot()[1], plain_loop(model(), 2, 9, 0.05))

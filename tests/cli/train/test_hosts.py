@@ -86,7 +86,7 @@ def await_versions(store: kvps.Store, more: int, name: str = "two") -> None:
 def check(store: kvps.Store) -> None:
     """Each worker has done each of its rounds once, and none was done without the others."""
     job = store.job("two")
-    assert job.clock() == {f"w{rank}": ROUNDS for rank in range(4)}
+    assert job.state().clock == {f"w{rank}": ROUNDS for rank in range(4)}
     assert_same_bits(job.snapshot()[1], plain_loop(model(), 4, ROUNDS, 0.05))
 
 

@@ -73,7 +73,7 @@ def script(*words: str) -> list[str]:
 def check_folds(store: kvps.Store, *folds: int) -> None:
     for fold in folds:
         job = store.job(f"folds.{fold + 1}" if fold else "folds")
-        assert job.clock() == {"w0": ROUNDS, "w1": ROUNDS}
+        assert job.state().clock == {"w0": ROUNDS, "w1": ROUNDS}
         assert_same_bits(job.snapshot()[1], plain_loop(model(fold), 2, ROUNDS, 0.05))
         assert check_chain(job) == ROUNDS
 
@@ -134,7 +134,7 @@ def test_a_fold_that_fails_ends_the_run_and_is_resumed(lasting: kvps.Store, here
     assert done.stderr.splitlines()[-1].startswith("kvps: error: job folds: all its workers failed")
     again = kvps_run(*line, *script())
     assert again.returncode == 0, again.stderr
-    assert lasting.job("folds").clock() == {"w0": ROUNDS, "w1": ROUNDS}
+    assert lasting.job("folds").state().clock == {"w0": ROUNDS, "w1": ROUNDS}
     check_folds(lasting, 1)
 
 

@@ -221,7 +221,7 @@ def test_a_supervisor_that_is_killed_is_resumed_from_the_server_or_from_the_newe
         running.process.kill()
         running.wait()
         job = store.job("static")
-        assert eventually(lambda: (launched := job.launcher) is None or launched.is_dead)
+        assert eventually(lambda: (launched := job.config.metadata.foreign_launcher) is None or launched.is_dead)
         (here / "hurry").touch()
         done = kvps_run(*line("static", 2, *often))
         assert done.returncode == 0, done.stderr
@@ -278,7 +278,7 @@ def test_a_run_whose_server_is_lost_and_keeps_its_files_goes_on_from_them(
     assert re.search(r"job static: goes on at version \d+, from the job on the server\n", seen)
     with private_store() as store:
         store.job("static").await_finished()
-        assert store.job("static").clock() == {"w0": ROUNDS, "w1": ROUNDS}
+        assert store.job("static").state().clock == {"w0": ROUNDS, "w1": ROUNDS}
         assert_same_bits(store.job("static").snapshot()[1], undisturbed())
     running.wait()
 

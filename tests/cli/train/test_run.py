@@ -46,7 +46,7 @@ with kvps.from_env() as worker:
             with open(f"acks-{worker.id}", "a") as file:
                 file.write(f"{session.worker} {session.incarnation} {session.sequence}\\n")
     if worker.rank == 0:
-        print("finished", job.await_finished(), *sorted(job.clock().items()), flush=True)
+        print("finished", job.await_finished(), *sorted(job.state().clock.items()), flush=True)
 """
 
 
@@ -180,7 +180,7 @@ with kvps.from_env() as worker:
             for _ in range(5):
                 session.push(gradient(session.pull(), session.rank, session.round))
         assert job.await_finished()
-        while any(job.holders()):  # the aggregator sweeps up, and ends
+        while any(job.access.reader.holders()):  # the aggregator sweeps up, and ends
             time.sleep(0.05)
 """
 
@@ -190,7 +190,7 @@ def test_a_job_that_goes_on_after_its_aggregator_has_ended_gets_another(lasting:
     (here / "twice.py").write_text(TWICE)
     done = kvps_run("run", "-w", "1", "--", sys.executable, "twice.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert lasting.job("twice").clock() == {"w0": 10}
+    assert lasting.job("twice").state().clock == {"w0": 10}
 
 
 def test_a_copy_that_fails_is_named_and_the_others_go_on(here: Path) -> None:
@@ -268,7 +268,7 @@ def test_copies_that_end_with_an_error_of_their_own_are_started_again_so_many_ti
     assert done.returncode == 0, done.stderr
     again = re.findall(r"^w1 \(process \d+\) ended with code (\d): .*again as process \d+ \((.*)\)$", done.stderr, re.M)
     assert again == [("4", "restart 1 of 3"), ("1", "restart 2 of 3"), ("1", "restart 3 of 3")]
-    assert lasting.job("failing").clock() == {"w0": 20, "w1": 20}
+    assert lasting.job("failing").state().clock == {"w0": 20, "w1": 20}
     assert_same_bits(lasting.job("failing").snapshot()[1], plain_loop(model(), 2, 20, 0.05))
 
     for path in here.glob("failed-*"):

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 from helpers.commands import KVPS, LONG, TINY, Started, kvps_run, refused
-from helpers.harness import ends_of_units, model
+from helpers.harness import ends_of_units, log_entries, model
 from helpers.waiting import awaited_job, eventually
 
 import kvps
 from kvps.config import JobConfig, Metadata
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.machine import launcher
 from kvps.protocol.keys import JobKeys
@@ -89,7 +90,7 @@ def test_a_run_keeps_as_many_copies_as_it_is_told_and_one_more_joins_by_hand(
     assert eventually(lambda: len(at_work(job)) == 2)
     (by_hand,) = at_work(job) - {"w0"}
     assert re.fullmatch("x[0-9a-f]{6}", by_hand)
-    assert eventually(lambda: job.clock()[by_hand] > 2)
+    assert eventually(lambda: job.state().clock[by_hand] > 2)
 
     with job.join() as session:
         assert session.worker == "w3", "w1 and w2 are those of kvps run"
@@ -105,7 +106,7 @@ def test_a_run_keeps_as_many_copies_as_it_is_told_and_one_more_joins_by_hand(
     check_units(job, UNITS)
     for name, array in ends_of_units(**SETTINGS).items():
         assert job.snapshot()[1][name].tobytes() == array.tobytes(), "whoever came and went"
-    logged = [f for f in job.page("0-0") if f[1]["kind"] == "scale"]
+    logged = [f for f in LogStream(job.access).page("0-0") if f[1]["kind"] == "scale"]
     assert [(f["before"], f["workers"]) for _, f in logged] == [("3", "1"), ("1", "3")]
     assert "from 1 to 3 workers" in kvps_run("log", "train", "-n", "0").stdout
     assert "no kvps up or kvps run keeps the workers of job 'train'" in refused("scale", "train", "2")
@@ -140,7 +141,7 @@ def test_a_copy_of_a_pytorch_script_joins_by_hand(lasting: kvps.Store, here: Pat
     job = awaited_job(lasting, "deep")
     assert eventually(lambda: at_work(job) == {"w0", "w1"})
     more = Started([sys.executable, "deep.py"], os.environ | {"KVPS_JOB": "deep"})
-    assert eventually(lambda: job.clock().get("w2", 0) > 2)
+    assert eventually(lambda: job.state().clock.get("w2", 0) > 2)
     (here / "hurry").touch()
     worker, weights = more.output().split()
     shown = running.output()
@@ -160,9 +161,9 @@ def test_a_copy_that_is_called_back_while_it_leaves_is_started_again(
     leaving = job.state().members["w1"].pid
     os.kill(leaving, signal.SIGSTOP)
     scaled("train", 1)
-    assert eventually(lambda: any(f["kind"] == "scale" for _, f in job.entries()))
+    assert eventually(lambda: any(f["kind"] == "scale" for _, f in log_entries(job)))
     scaled("train", 2)
-    assert eventually(lambda: sum(f["kind"] == "scale" for _, f in job.entries()) == 2)
+    assert eventually(lambda: sum(f["kind"] == "scale" for _, f in log_entries(job)) == 2)
     os.kill(leaving, signal.SIGCONT)
     said = running.until("started again as process").splitlines()[-1]
     assert said.startswith(f"w1 (process {leaving}) was asked to leave, and left: ")
@@ -190,11 +191,11 @@ def test_the_workers_of_up_are_scaled_and_others_join_them(lasting: kvps.Store, 
     assert eventually(lambda: at_work(job) == {"w0", "w1", "w2"})
     assert scaled("digits", 1) == "job digits: from 3 to 1 worker: 2 are asked to leave"
     assert eventually(lambda: at_work(job) == {"w0"})
-    left = [f["worker"] for _, f in job.entries() if f["kind"] == "leave"]
+    left = [f["worker"] for _, f in log_entries(job) if f["kind"] == "leave"]
     assert sorted(left) == ["w1", "w2"], "they were not evicted"
     more = start("worker", "--job", "digits")
     more.until("joined as w3")
-    assert eventually(lambda: job.clock()["w3"] > 3)
+    assert eventually(lambda: job.state().clock["w3"] > 3)
     assert up.end() == 128 + signal.SIGTERM
 
 

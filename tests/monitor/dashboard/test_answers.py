@@ -32,7 +32,7 @@ def job() -> Iterator[Job]:
             for number in range(6):
                 for session in (w0, w1):
                     session.push(gradient(session.pull(), session.rank, number), loss=1 / (number + 1))
-            assert eventually(lambda: sum(job.clock().values()) == 12)
+            assert eventually(lambda: sum(job.state().clock.values()) == 12)
             yield job
 
 

@@ -136,7 +136,7 @@ def look_after(store: Store, *losses: tuple[str, float]) -> Look:
         for worker, loss in (*losses, ("w0", None), ("w1", None)):
             session = {"w0": w0, "w1": w1}[worker]
             session.push(gradient(session.pull(), session.rank, 0), loss=loss)
-        assert eventually(lambda: sum(job.clock().values()) == len(losses) + 2)
+        assert eventually(lambda: sum(job.state().clock.values()) == len(losses) + 2)
         [look] = looks_at(job, 1, lambda number: None)
     return look
 

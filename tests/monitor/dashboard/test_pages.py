@@ -264,7 +264,7 @@ def test_the_token_in_the_url_opens_the_pages(store: Store, tab: Any) -> None:
 
 def _busy(job: Job, workers: int, stop: threading.Event) -> None:
     """Push a round of all workers again and again, with traces and commits, until `stop`."""
-    history, term = job.round_state().history, job.access.scripts.acquire(0, "h", 3_600_000, "n1").term
+    history, term = job.state().history, job.access.scripts.acquire(0, "h", 3_600_000, "n1").term
     version = round_ = 0
     while not stop.is_set():
         round_ += 1

@@ -130,7 +130,7 @@ def test_the_chart_of_the_loss_is_of_the_whole_run(store: Store) -> None:
     job = store.create_job("a", model(), workers=1)
     job.access.scripts.join("w0", "n", "", {"host": "h", "pid": 1, "device": "cpu"})
     traces = [f"round {n} version 0 loss {1 / n:.6g}" for n in range(1, 2501)]
-    job.access.scripts.push("w0", "1-n", 1, 0, 1, "-", job.round_state().history, traces=traces)
+    job.access.scripts.push("w0", "1-n", 1, 0, 1, "-", job.state().history, traces=traces)
     losses = losses_of(job)
     assert [round_ for round_, *_ in losses] == list(range(4, 2501, 4))
     assert losses[1] == (8, 0.125, 0.125, 0.125)

@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
-from helpers.harness import aggregating, await_version, gradient, model
+from helpers.harness import aggregating, await_version, gradient, log_entries, model
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_monitor.loggers.rows import Row, RowReader
@@ -72,7 +72,7 @@ def test_rows_are_what_the_log_says(store: Store, staleness: int) -> None:
     job = trained(store, staleness)
     rows, commits = RowReader(job, 0).read(), list(job.log())
     assert [row.version for row in rows] == [commit.version for commit in commits] != []
-    times = [int(fields["at_ms"]) for _, fields in job.entries() if fields["kind"] == "commit"]
+    times = [int(fields["at_ms"]) for _, fields in log_entries(job) if fields["kind"] == "commit"]
     assert [row.at_ms for row in rows] == times
     for row, commit in zip(rows, commits, strict=True):
         plan, found = commit.plan, row.values

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.faults import halted_server
-from helpers.harness import abandoned, aggregating, await_version, gradient, model
+from helpers.harness import abandoned, aggregating, await_version, gradient, log_entries, model
 from helpers.internals import abandon, fall_silent
 from helpers.scrapes import Exported, Scrape, exporting
 from helpers.servers import private_directory, running_server
@@ -91,11 +91,11 @@ def test_rounds_staleness_seconds_and_bytes_are_those_of_redis(store: Store) -> 
     job = store.create_job("j", model(), workers=3, shards=2, staleness=-1, worker_timeout_ms=60_000)
     with aggregating(job), exporting(store) as exported:
         train(job, 3, 30, lambda rank: 0.03 if rank == 2 else 0.002)
-        assert eventually(lambda: sum(job.clock().values()) == 90)
-        traced = sum(job.access.client.call("XLEN", job.access.keys.trace(worker)) for worker in job.clock())
+        assert eventually(lambda: sum(job.state().clock.values()) == 90)
+        traced = sum(job.access.client.call("XLEN", job.access.keys.trace(worker)) for worker in job.state().clock)
         whole = {"kvps_contributions_total": 90, "kvps_staleness_versions_count": 90, "kvps_leaves_total": 3}
         scrape = exported.until(**whole, kvps_worker_iterations_total=traced)
-    assert scrape.series("kvps_contributions_total", job="j") == job.clock()
+    assert scrape.series("kvps_contributions_total", job="j") == job.state().clock
     check_staleness(scrape, job)
     assert scrape.value("kvps_staleness_versions_sum", job="j", worker="w2"), "a slow worker is stale in ASP"
     check_traces(scrape, job)
@@ -223,7 +223,7 @@ def test_versions_whose_commits_a_checkpoint_has_moved_are_named_as_missed(store
         for number in range(6):
             step(session, number)
         await_version(job, 6)
-        entry = next(id for id, fields in job.entries() if fields.get("version") == "4")
+        entry = next(id for id, fields in log_entries(job) if fields.get("version") == "4")
         job.access.client.call("XTRIM", job.access.keys.commits, "MINID", entry)  # as trim.lua does behind version 4
         with exporting(store) as exported:
             scrape = exported.scrape()

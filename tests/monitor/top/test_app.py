@@ -105,7 +105,7 @@ def test_each_worker_has_a_row_with_its_state_and_figures(store: Store) -> None:
         await until(lambda: row(app, "w0") == lines(app.query_one(WorkerTable))[0], lambda: seen(app))
         await pilot.press("s")
         assert [line.split()[0] for line in lines(app.query_one(WorkerTable))] == ["w0", "w1", "w2"]
-        holder = job.holders()[0].split(":")
+        holder = job.access.reader.holders()[0].split(":")
         assert all(f"{holder[0]}:{holder[1]}" in line for line in lines(app.query_one(ShardTable)))
         assert app.query_one(ShardTable).row_count == 2
         before = app._view

@@ -125,7 +125,7 @@ def test_a_host_to_spare_joins_a_job_that_wants_more_until_another_needs_it(
     def at_work() -> set[str]:
         return {member.worker for member in wide.state().members.values() if member.active}
 
-    assert eventually(lambda: at_work() == {"w0", "w1"} and min(wide.clock().values()) > 1)
+    assert eventually(lambda: at_work() == {"w0", "w1"} and min(wide.state().clock.values()) > 1)
     other = digits("other", workers=1)
     queue.submit(other)
     assert eventually(lambda: other.state().finished(other.config))

@@ -78,7 +78,7 @@ def work(task: WorkerTask, url: str, allowed: list[str], gpu: int | None, acks: 
                     log.info("waits: %s", alive)
                 waits = True
             # The other process's leave or eviction ends this wait. Its silence does not, so try again every second.
-            job.await_change(job.state())
+            job.access.reader.await_change(job.state())
 
 
 def _open(store: Store, task: WorkerTask) -> Job:

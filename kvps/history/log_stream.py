@@ -1,0 +1,72 @@
+"""The commit log of a job as far as it is in Redis, and how long the training has taken by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvps.parsing import entry_ms, whole
+from kvps.protocol.job_state import Commit, Entry
+from kvps.transport.access import JobAccess
+
+_PAGE = 500
+_BEFORE_JOIN = 32  # entries, among which the first join is looked for, as in trim.lua
+
+
+class LogStream:
+    """The stream of one job's log. Its first entries may have been moved into a file, or deleted: see
+    `kvps.history.commit_log`."""
+
+    def __init__(self, access: JobAccess) -> None:
+        self._access = access
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self._access.keys.job
+
+    def page(self, after: str) -> list[Entry]:
+        """Return the next page of the entries after the entry `after`."""
+        reply = self._access.client.call("XRANGE", self._access.keys.commits, f"({after}", "+", "COUNT", _PAGE)
+        return [(entry, fields) for entry, fields in reply]
+
+    def entries(self, after: str = "0-0") -> Iterator[Entry]:
+        """Yield the entries after the entry `after`, oldest first, up to the end of the log as it is when the last page
+        is read: a log that grows faster than it is read has an end too."""
+        page = self.page(after)
+        yield from page
+        while len(page) == _PAGE:
+            page = self.page(page[-1][0])
+            yield from page
+
+    def commits(self) -> Iterator[Commit]:
+        """Yield the commits, oldest first."""
+        return (Commit.of(fields) for _, fields in self.entries() if fields.get("kind") == "commit")
+
+    def training_began(self) -> float | None:
+        """Return when the first worker joined since creation or restore, in seconds since 1970 on the server's clock;
+        None if none has."""
+        began, first = self._access.client.together(
+            [
+                ("HGET", self._access.keys.version, "began"),  # noted when the first entries are moved into a file
+                ("XRANGE", self._access.keys.commits, "-", "+", "COUNT", _BEFORE_JOIN),
+            ]
+        )
+        if not began:
+            began = next((entry_ms(*entry) for entry in first if entry[1].get("kind") == "join"), None)
+        return whole(began, "the time of the first join") / 1000 if began else None
+
+    def training_seconds(self) -> float:
+        """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
+        # All workers may have left since the last commit.
+        began, before, count = self.training_began(), "+", 2 * self._access.config.workers + 1
+        while began and (page := self._page_before(before, count)):
+            for entry in page:
+                if entry[1].get("kind") == "commit":
+                    return entry_ms(*entry) / 1000 - began
+            before, count = f"({page[-1][0]}", _PAGE
+        return 0.0
+
+    def _page_before(self, before: str, count: int) -> list[Entry]:
+        """Return the newest `count` entries before an entry, "+" for the end of the log, newest first."""
+        reply = self._access.client.call("XREVRANGE", self._access.keys.commits, before, "-", "COUNT", count)
+        return [(entry, fields) for entry, fields in reply]
