@@ -14,8 +14,9 @@ A job's settings are chosen when it is created, and stay. This table is made fro
 
 `kvps up`, `create` and `submit` have an option for each setting, except for those marked -. `kvps run`
 has them too, except for those of tasks: `--batch-size`, `--epochs` and `--procs`. On a command line
-times are in seconds, `workers` is 3 unless it is given, and `batch_size` and `epochs` are the task's. In
-Python they are keywords of `create_job`, `kvps.local` and `kvps.JobConfig`.
+times are in seconds, `workers` is 3 unless it is given, and `batch_size` and `epochs` are the task's.
+`--help` shows the options that most people use, and `--help-all` shows all of them. In Python the
+settings are keywords of `create_job`, `kvps.local` and `kvps.JobConfig`.
 
 | setting | option | default | values | what it decides |
 | --- | --- | --- | --- | --- |"""

@@ -16,6 +16,7 @@ import kvps
 from kvps.connection import patience
 from kvps.errors import KvpsError, UsageError
 from kvps_cli.commands import Commands
+from kvps_cli.help_text import WIDEST
 
 
 def _print_version(asked: bool) -> None:
@@ -29,7 +30,7 @@ app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDEST},
 )
 
 

@@ -8,10 +8,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
 
 from kvps.errors import UsageError
-from kvps_cli import server_options
+from kvps_cli import help_text, server_options
 
 
 class _Entry(NamedTuple):
@@ -64,7 +63,7 @@ _TABLE = {
 }
 
 
-class Commands(TyperGroup):
+class Commands(help_text.Group):
     """The commands of `kvps`, loaded one by one. A list of all with their help loads all of them."""
 
     def __init__(self, **settings: Any) -> None:
@@ -106,6 +105,7 @@ def _command(name: str) -> Any:
         function, app = app, typer.Typer(add_completion=False)
         app.command(name, context_settings=entry.settings)(function)
     server_options.add_to(app)
+    help_text.add_to(app)
     command: Any = typer.main.get_command(app)
     command.name, command.rich_help_panel = name, entry.panel
     return command

@@ -31,7 +31,10 @@ Slow = Annotated[
 Prefetch = Annotated[
     bool,
     typer.Option(
-        "--prefetch", help="In SSP and ASP: fetch the next weights while the worker computes.", rich_help_panel="Arrays"
+        "--prefetch",
+        help="In SSP and ASP: fetch the next weights while the worker computes.",
+        rich_help_panel="Arrays",
+        hidden=True,
     ),
 ]
 
@@ -86,6 +89,7 @@ ServerStays = Annotated[
         help="For how long the private server stays after its last use, with the jobs of finished runs, so that you "
         "can look at them. 0 ends it with the command.",
         show_default=f"{SERVER_STAYS_S:g}, or 0 with --listen or --data-dir",
+        hidden=True,
         rich_help_panel=SERVER,
     ),
 ]
@@ -114,7 +118,7 @@ def host_of(what: str, help: str) -> Any:
     """Return the option --WHAT-host: the address of that port."""
     help = f"The address of --{what}-port. By default only this machine reaches it. {help}"
     name, panel = f"--{what}-host", what.title()
-    return typer.Option(name, metavar="HOST", help=help, show_default=LOOPBACK, rich_help_panel=panel)
+    return typer.Option(name, metavar="HOST", help=help, show_default=LOOPBACK, rich_help_panel=panel, hidden=True)
 
 
 class SharedOptions:

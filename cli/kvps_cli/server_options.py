@@ -25,6 +25,7 @@ _Patience = Annotated[
         min=0,
         help="How long to wait for a Redis that does not answer, before this ends with an error. 0 has no limit.",
         show_default=f"{PATIENCE_S:g}",
+        hidden=True,
         rich_help_panel=SERVER,
     ),
 ]
@@ -70,8 +71,8 @@ def _name(option: str) -> str:
 
 
 def _parameter(option: str, variable: str, help: str) -> Parameter:
-    info = typer.Option(option, envvar=variable, metavar="FILE", help=help, resolve_path=True, rich_help_panel=SERVER)
-    annotation = Annotated[Path | None, info]
+    more: dict[str, Any] = {"metavar": "FILE", "resolve_path": True, "rich_help_panel": SERVER, "hidden": True}
+    annotation = Annotated[Path | None, typer.Option(option, envvar=variable, help=help, **more)]
     return Parameter(_name(option), Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 

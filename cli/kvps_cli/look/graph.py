@@ -26,8 +26,10 @@ def graph(
     as_json: options.AsJson = False,
     redis: options.Redis = None,
 ) -> None:
-    """Draw a job as it is now: the server with its shards, the aggregators that hold them or stand by, the workers, and
-    how many bytes a second each pushes and pulls.
+    """Draw a job as it is now.
+
+    The picture has the server with its shards, the aggregators that hold them or stand by, the workers, and how many
+    bytes a second each pushes and pulls.
     """
     if as_json and output != _KINDS[0]:
         raise InvalidSetting("--json prints what -o would write: leave one of them out")

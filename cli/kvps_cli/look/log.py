@@ -48,9 +48,10 @@ def log(
     ] = None,
     redis: options.Redis = None,
 ) -> None:
-    """Show what has happened to a job: workers that joined, left or were evicted, each version with its contributions,
-    what was rejected, evaluations, units that were handed out a second time, and which aggregator took over which
-    shard.
+    """Show what has happened to a job.
+
+    Its events are: workers that joined, left or were evicted, each version with its contributions, what was rejected,
+    evaluations, units that were handed out a second time, and which aggregator took over which shard.
 
     Times are the server's, shown in this machine's time zone. Redis has the newest part of the log (--log-keep of
     kvps aggregator start).

@@ -46,8 +46,10 @@ def timeline(
     quiet: options.Quiet = False,
     redis: options.Redis = None,
 ) -> None:
-    """Write what every worker and every shard of a job did, and when: waiting, fetching, computing, pushing, and each
-    update, with the gradients that went into it. And when figures of a version were reported, if any were.
+    """Write what every worker and every shard of a job did, and when.
+
+    It has waiting, fetching, computing, pushing, and each update, with the gradients that went into it. And when
+    figures of a version were reported, if any were.
 
     A figure shows the last 12 rounds of the slowest worker, and a trace all that Redis has, unless you choose a part.
     The job may be running or over.

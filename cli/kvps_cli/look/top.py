@@ -31,9 +31,10 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as one JSON object, and exit.")] = False,
     redis: options.Redis = None,
 ) -> None:
-    """Show on the terminal what each worker does, which worker it waits for, and which aggregators make the versions.
+    """Show live on the terminal what each worker does, and which worker it waits for.
 
-    It reads the job twice a second, and stops no worker. The last line of the screen names its keys.
+    It shows too which aggregators make the versions. It reads the job twice a second, and stops no worker. The last
+    line of the screen names its keys.
     """
     with connect.existing_store(redis) as store:
         if once or as_json:

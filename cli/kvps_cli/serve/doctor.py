@@ -56,9 +56,10 @@ def doctor(
     as_json: options.AsJson = False,
     redis: options.Redis = None,
 ) -> None:
-    """Look at the server and at this machine, and say what is wrong, what could be better, and what to do about it.
+    """Say what is wrong with the server and with this machine, and what to do about it.
 
-    Nothing is changed. The exit code is 1 if anything is wrong. With --model it says too whether there is room for it.
+    It says too what could be better, and with --model whether there is room for it. Nothing is changed. The exit code
+    is 1 if anything is wrong.
     """
     try:
         with connect.existing_store(redis) as store:

@@ -51,6 +51,7 @@ def start(
             "--memory-lost",
             help="With --job: continue the job on this host from the version that Redis has. Use this only if the host "
             "or container whose shared memory held the job's arrays was restarted or is gone.",
+            hidden=True,
         ),
     ] = False,
     near: Annotated[
@@ -60,6 +61,7 @@ def start(
             help="On a cluster: take the shards whose bytes are on this node first, and others only when nobody else "
             "holds them. Repeat it for more nodes; auto means the nodes of this host.",
             show_default="all shards alike",
+            hidden=True,
         ),
     ] = None,
     allow: Annotated[

@@ -70,6 +70,7 @@ class EvaluatorOptions(SharedOptions):
             metavar="SECONDS",
             min=0,
             help="How long the run waits for the evaluation of the last version.",
+            hidden=True,
             rich_help_panel=_GROUP,
         ),
     ] = 300.0

@@ -35,6 +35,7 @@ class KeptFiles(SharedOptions):
         typer.Option(
             metavar="DIR",
             help="Keep every contribution in a file in this directory, for kvps verify --record.",
+            hidden=True,
             rich_help_panel=FILES,
         ),
     ] = None
@@ -58,7 +59,10 @@ class KeptFiles(SharedOptions):
         ),
     ] = None
     keep: Annotated[
-        int, typer.Option(metavar="K", min=1, help="How many checkpoints of a job are kept.", rich_help_panel=FILES)
+        int,
+        typer.Option(
+            metavar="K", min=1, help="How many checkpoints of a job are kept.", hidden=True, rich_help_panel=FILES
+        ),
     ] = 3
     log_keep: Annotated[
         int | None,
@@ -68,6 +72,7 @@ class KeptFiles(SharedOptions):
             help="How many versions the commit log in Redis has about. Older ones are moved into a file in the "
             "directory of --checkpoints; without one they are deleted. 0 keeps all.",
             show_default="100,000 divided by the workers, at least 200",
+            hidden=True,
             rich_help_panel=FILES,
         ),
     ] = None

@@ -37,6 +37,7 @@ class Lifetime(SharedOptions):
             metavar="SECONDS",
             min=0,
             help="How long a process that was asked to end has, before it is killed.",
+            hidden=True,
             rich_help_panel=_GROUP,
         ),
     ] = GRACE_S
@@ -47,6 +48,7 @@ class Lifetime(SharedOptions):
             min=0,
             help="How many times in all copies that end with an error of their own are started again. Those that a "
             "signal ends always are.",
+            hidden=True,
             rich_help_panel=_GROUP,
         ),
     ] = 0

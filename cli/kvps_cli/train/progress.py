@@ -178,7 +178,7 @@ def _waiting(view: JobView) -> float:
 def aggregators_option(**more: Any) -> Any:
     """Return the option --aggregators; `more` as in typer.Option."""
     help = "How many aggregators are started: one works, the others stand by."
-    return typer.Option(metavar="N", min=1, max=64, help=help, rich_help_panel="Failures", **more)
+    return typer.Option(metavar="N", min=1, max=64, help=help, rich_help_panel="Failures", hidden=True, **more)
 
 
 def aggregate(supervisor: Supervisor, job: str, number: int, options: Sequence[str], which: str = "") -> list[Child]:

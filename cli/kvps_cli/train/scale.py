@@ -88,9 +88,10 @@ def scale(
     workers: Annotated[int, typer.Argument(metavar="N", help="How many workers to keep, from MIN to MAX.")],
     redis: options.Redis = None,
 ) -> None:
-    """Have the kvps up or kvps run that trains a job with --workers MIN:MAX keep N workers at work.
+    """Change how many workers a running job keeps.
 
-    It starts more, or asks some to leave: what they were computing goes to others.
+    The kvps up or kvps run that trains it with --workers MIN:MAX starts more, or asks some to leave: what they were
+    computing goes to others.
     """
     with connect.existing_job(redis, job) as opened:
         config = opened.config

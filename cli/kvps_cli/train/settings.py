@@ -24,10 +24,8 @@ WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
 _OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
 _TASKS_ONLY = (*_OF_TASK, "procs")  # a script has its own loop
-_ELASTIC = (
-    "With MIN:MAX, of a job that hands out units, that holds of MIN workers, and up to MAX are kept at work: see kvps "
-    "scale."
-)
+_OFTEN = ("workers", "staleness", "quorum", "optimizer", "gradient_format", "seed", *_OF_TASK)  # in --help
+_ELASTIC = "With MIN:MAX, a job that hands out units waits for MIN workers and keeps up to MAX: see kvps scale."
 _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
@@ -175,6 +173,7 @@ def _option(f: Field[Any]) -> Parameter:
     spec, default = SPECS[f.name], f.default
     metavar = spec.metavar or "|".join(spec.choices) or None
     more: dict[str, Any] = {"help": spec.help, "metavar": metavar, "rich_help_panel": spec.group}
+    more["hidden"] = f.name not in _OFTEN
     if f.name in _OF_TASK:
         return _parameter(f.name, int | None, None, *spec.option, show_default="the task's", **more)
     if default is MISSING:

@@ -52,7 +52,10 @@ def worker(
     queue_redis: options.QueueRedis = None,
     metrics_port: metrics.Port = None,
     metrics_host: metrics.Host = None,
-    acks: Annotated[Path | None, typer.Option(hidden=True)] = None,
+    acks: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Note each acknowledged contribution in this file.", hidden=True),
+    ] = None,
     server: connect.ServerOptions,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 from helpers.options import settings_of
+from kvps_cli import help_text
 from kvps_cli.options import with_shared
 from kvps_cli.train.settings import WORKERS, JobOptions, TaskOptions
 from kvps_workers import load_task
@@ -28,7 +29,8 @@ def test_every_setting_that_has_an_option_is_in_the_help_with_its_default(kind: 
     command.__annotations__["settings"] = kind
     app = typer.Typer()
     app.command()(with_shared(command))
-    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    help_text.add_to(app)
+    shown = " ".join(CliRunner().invoke(app, ["--help-all"], env={"COLUMNS": "200"}).output.split())
     for name, spec in SPECS.items():
         wanted = spec.option if kind is TaskOptions or name not in OF_TASK else ()
         assert set(wanted) <= set(re.findall(r"(?<!\S)--?[a-z-]+", shown)), name
