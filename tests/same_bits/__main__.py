@@ -45,6 +45,7 @@ SHORT: Mapping[str, Way] = {
     "fire": partial(ways.under_fire, number=2),
     "redis": partial(ways.redis_is_killed, number=1, kills=1),
     "checkpoints": partial(ways.from_checkpoints, number=1),
+    "scripts": partial(commands.run, counts=(3,), number=1, kills=1),
     "cnn-turns": partial(ways.on_threads, kind=CNN, counts=(3,), places=_CNN_PLACES[:1], backups=(3,)),
     "cnn-scripts": partial(commands.run, kind=CNN, counts=(3,), number=1),
     "faults": faults.planted,
