@@ -57,16 +57,11 @@ class LogStream:
 
     def training_seconds(self) -> float:
         """Return seconds from the first join since creation or restore to the last commit, on the server's clock."""
-        # All workers may have left since the last commit.
-        began, before, count = self.training_began(), "+", 2 * self._access.config.workers + 1
-        while began and (page := self._page_before(before, count)):
-            for entry in page:
-                if entry[1].get("kind") == "commit":
-                    return entry_ms(*entry) / 1000 - began
+        count = 2 * self._access.config.workers + 1  # all may have left since
+        began, before, commits = self.training_began(), "+", self._access.keys.commits
+        while began and (page := self._access.client.call("XREVRANGE", commits, before, "-", "COUNT", count)):
+            for entry, fields in page:
+                if fields.get("kind") == "commit":
+                    return entry_ms(entry, fields) / 1000 - began
             before, count = f"({page[-1][0]}", _PAGE
         return 0.0
-
-    def _page_before(self, before: str, count: int) -> list[Entry]:
-        """Return the newest `count` entries before an entry, "+" for the end of the log, newest first."""
-        reply = self._access.client.call("XREVRANGE", self._access.keys.commits, before, "-", "COUNT", count)
-        return [(entry, fields) for entry, fields in reply]
