@@ -23,7 +23,7 @@ from same_bits.ways import COUNTS, Run
 from same_bits.workers import DIGITS
 
 _SCRIPT = Path(__file__).with_name("script.py")
-_UNIT_S = 0.05
+_UNIT_S = 0.15  # a run that is to be ended ten times must not be over before
 _WAYS = _SIGTERM, _COMMAND, _ALL, _SERVER = "SIGTERM", "the command", "all its processes", "the server"
 
 
@@ -56,20 +56,28 @@ def resumed(
                     process = subprocess.Popen(
                         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
                     )
-                    if ended.total() < ends and _trains(process):
-                        time.sleep(arena.random.uniform(0.1, 1.0))
-                        ended[_end(process, home, arena.random.choice(_WAYS))] += 1
-                    output = process.communicate(timeout=300)[0]
+                    output = ""
+                    if ended.total() < ends:
+                        output, trains = _until_it_trains(process)
+                        if trains:
+                            time.sleep(arena.random.uniform(0.1, 1.0))
+                            ended[_end(process, home, arena.random.choice(_WAYS))] += 1
+                    output += process.communicate(timeout=300)[0]
             finally:
                 _kill(home)
             did = f"kvps run --resume, {'a server with its data' if keeps else 'a new server'} each time: {workers}"
             yield Run(did, kind, _problems(here / "kept", kind, output), ended)
 
 
-def _trains(process: subprocess.Popen[str]) -> bool:
-    """Return once a run has said how far it is; False if it ended before, as when all was done."""
+def _until_it_trains(process: subprocess.Popen[str]) -> tuple[str, bool]:
+    """Return what a run says until it says how far it is, and whether it did: when all was done, it ends before."""
     assert process.stdout
-    return any(line.startswith("version ") for line in process.stdout)
+    output = ""
+    for line in process.stdout:
+        output += line
+        if line.startswith("version "):
+            return output, True
+    return output, False
 
 
 def _end(process: subprocess.Popen[str], home: Path, how: str) -> str:
