@@ -20,6 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
+from weakref import WeakMethod
 
 from redis.backoff import NoBackoff
 from redis.connection import (
@@ -62,6 +63,13 @@ except ImportError:  # pragma: no cover
 
 
 _parse_url: Any = parse_url  # untyped in redis-py
+
+
+def _weak(method: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that calls a method of what is alive. A method of its own would keep a connection that nobody
+    has any more open until garbage is collected, and so a private server running."""
+    known = WeakMethod(method)
+    return lambda argument: cast(Any, known())(argument)
 
 
 class _Packer:
@@ -192,7 +200,7 @@ class _Bulk:
         """
         asked = [*commands, *(("GET", key) for key, _ in gets)]
         cast(Any, self).send_packed_command([b"".join(map(packed, asked))])
-        replies = self._replies = self._replies or Replies(self._receive, self._error)
+        replies = self._replies = self._replies or Replies(_weak(self._receive), _weak(self._error))
         answers = [replies.next() for _ in commands]
         got = [replies.fill(target) for _, target in gets]
         replies.end()

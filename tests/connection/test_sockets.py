@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import subprocess
 import sys
@@ -340,6 +341,21 @@ def test_a_client_that_was_closed_connects_no_more(server_url: str) -> None:
             with pytest.raises(kvps.ServerLost, match="was closed here"):
                 store.client.call("GET", "x")
         assert eventually(lambda: connections() < before)
+
+
+def test_what_nobody_has_any_more_is_closed_though_no_garbage_is_collected(store: Store) -> None:
+    def connections() -> int:
+        return len(store.client.call("CLIENT LIST"))
+
+    gc.disable()
+    try:
+        before, client = connections(), Client(store.url)
+        assert client.call("PING")
+        assert connections() == before + 1
+        del client
+        assert eventually(lambda: connections() == before)
+    finally:
+        gc.enable()
 
 
 def test_a_wait_ends_before_its_connection_gives_up(server_url: str) -> None:

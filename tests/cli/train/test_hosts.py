@@ -161,7 +161,7 @@ def test_jobs_of_units_one_after_another_have_the_bits_of_one_worker_though_a_ho
     for fold, name in enumerate(("two", "two.2")):
         job = lasting.job(name)
         assert_same_bits(job.snapshot()[1], plain_loop(model(fold), 4, FOLD_ROUNDS, 0.05))
-        assert sum(job.clock().values()) == 4 * FOLD_ROUNDS
+        assert sum(job.state().clock.values()) == 4 * FOLD_ROUNDS
         assert check_chain(job) == FOLD_ROUNDS
 
 
