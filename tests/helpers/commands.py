@@ -89,6 +89,7 @@ class Started:
         ended = self.process.poll()
         if ended is None:
             self.process.terminate()
+            self.process.send_signal(signal.SIGCONT)  # a test may have stopped it
         if self.process.stdout and not self.process.stdout.closed:
             output, _ = self.process.communicate(timeout=300)
             had = "was ended" if ended is None else f"had ended with {ended}"

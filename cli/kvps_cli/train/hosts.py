@@ -174,7 +174,8 @@ class _Lease:
                 if self._client.call("SET", self._keys[free[0]], mine.text, "NX", "EX", _KEPT_S):
                     self.number, self.note = free[0], mine
                 continue
-            if not free and time.monotonic() - began > _SILENT_S and not self._is_silent():
+            # A host may have been killed right behind its last sign, just before this one came.
+            if not free and time.monotonic() - began > _SILENT_S + _PROLONG_S and not self._is_silent():
                 there = ", ".join(note.by for note in notes.values())
                 raise UsageError(f"job {self._job}: all its {len(self._keys)} hosts are there: {there}")
             if not said:
@@ -201,8 +202,8 @@ class _Lease:
 
     def _is_silent(self) -> bool:
         """Whether a host that has a place may have been killed."""
-        left_s: list[int] = self._client.together([("TTL", key) for key in self._keys])
-        return min(left_s) < _KEPT_S - _SILENT_S
+        left_ms: list[int] = self._client.together([("PTTL", key) for key in self._keys])  # TTL rounds
+        return min(left_ms) < 1000 * (_KEPT_S - _SILENT_S)
 
     def _prolong(self) -> None:
         while not (self.lost or self._given_up.wait(_PROLONG_S)):

@@ -3,6 +3,7 @@ what they know of each other is in Redis alone."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from helpers.arrays import assert_same_bits
 from helpers.commands import Started, kvps_run, refused
 from helpers.harness import check_chain, model, plain_loop
 from helpers.waiting import awaited_job, eventually
+from kvps_cli.train.hosts import Line, placed
 
 import kvps
 from kvps.protocol.keys import JobKeys
@@ -163,6 +165,15 @@ def test_jobs_of_units_one_after_another_have_the_bits_of_one_worker_though_a_ho
         assert_same_bits(job.snapshot()[1], plain_loop(model(fold), 4, FOLD_ROUNDS, 0.05))
         assert sum(job.state().clock.values()) == 4 * FOLD_ROUNDS
         assert check_chain(job) == FOLD_ROUNDS
+
+
+def test_hosts_that_were_killed_a_moment_ago_are_waited_for(lasting: kvps.Store) -> None:
+    """They gave a sign right before, so that their places are as fresh as those of hosts that live."""
+    both = Line.of(4, 2, "the same line")
+    note = json.dumps({"by": "one that is gone", "nonce": "1", "launched_by": "", "id": ""} | both._asdict())
+    lasting.client.each([("SET", JobKeys("two").host(number), note, "EX", 6) for number in range(2)])
+    with placed(lasting, "two", both, 4, lambda launched_by: "0123abcd") as place:
+        assert place.number == 0
 
 
 @pytest.mark.parametrize("written", ["x", '{"by": "me", "nonce": "1", "workers": 4}'])
