@@ -447,6 +447,26 @@ def is_left(job: Job) -> bool:
     return job._was_joined and all(session.closed for session in job._joined.values())
 
 
+def await_unit(job: Job) -> bool:
+    """Wait until a unit of data is free, as when its worker dies; return False once all units are committed, or if the
+    job was stopped or suspended.
+
+    A worker must leave before it waits, or the others wait for it, and join again when a unit is free. Raises
+    JobNotFound, and for a `LocalJob` what its aggregator raised.
+    """
+    keys = job.access.keys
+    while True:
+        counts, free, run, last_entry = job._asked(
+            [("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units), ("HGET", keys.version, "run")]
+        )
+        handed_out, done = (whole(number or 0, "units: next and done") for number in counts)
+        if done >= job.config.units or (run and run != "pause"):
+            return False
+        if free or handed_out < job.config.units:
+            return True
+        job.access.client.wait({keys.turns: last_entry})
+
+
 @contextmanager
 def readable(name: str) -> Iterator[None]:
     """Have errors about what is stored for a job name the job. Raises CorruptData."""

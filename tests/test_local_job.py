@@ -15,6 +15,7 @@ from helpers.harness import check_chain, gradient, model, plain_loop, staleness_
 from helpers.waiting import eventually, processes_of
 
 import kvps
+from kvps.job import await_unit
 from kvps.server import private_server
 from kvps.store import Store
 
@@ -101,6 +102,26 @@ def test_an_aggregator_that_fails_is_heard(home: Path, monkeypatch: pytest.Monke
     with pytest.raises(kvps.CorruptData, match="flipped"):
         job.close()
     assert private_server.running() is None
+
+
+def test_who_waits_for_a_unit_hears_that_the_aggregator_has_failed(home: Path) -> None:
+    """The unit that was pushed is never committed, and no other is free."""
+    pushed = threading.Event()
+
+    def fail(job: kvps.Job, *, stop: threading.Event, **_: object) -> None:
+        assert pushed.wait(90)
+        raise kvps.CorruptData("flipped bits")
+
+    job = kvps.local(model(), aggregator=fail, optimizer=SGD, staleness=-1, units=1)
+    with job.join("w0") as session:
+        assert session.next_unit() == 0
+        session.push(gradient(session.pull(), 0, 0))
+        assert session.next_unit() is None
+    pushed.set()
+    with pytest.raises(kvps.CorruptData, match="flipped"):
+        await_unit(job)
+    with pytest.raises(kvps.CorruptData, match="flipped"):
+        job.close()
 
 
 def test_bad_settings_leave_nothing(home: Path) -> None:

@@ -17,9 +17,8 @@ from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 
 import kvps
-from kvps.job import Job
+from kvps.job import Job, await_unit
 from kvps.protocol.scripts import JobScripts
-from kvps.session.units import await_unit
 from kvps.store import Store
 
 pytestmark = pytest.mark.contract
@@ -86,7 +85,7 @@ def test_who_holds_a_removed_job_does_nothing_to_one_made_anew(store: Store) -> 
         "pin": lambda: s.pin(1000),
         "remove": lambda: s.remove(["w0", "w1"]),
         "await_finished": old.await_finished,
-        "await_unit": lambda: await_unit(old.access),
+        "await_unit": lambda: await_unit(old),
     }
     for name, call in calls.items():
         assert "was removed, and another one has its name now" in _refusal(call), name

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from kvps.connection.client import Client
 from kvps.errors import CorruptData, InvalidSetting
 from kvps.history.evaluations import Evaluation
+from kvps.history.log_stream import entries_after
 from kvps.parsing import Fields, entry_ms
 from kvps.protocol.job_state import Commit, Entry
 from kvps.protocol.keys import JobKeys
@@ -53,14 +54,13 @@ class EventLog:
             asked = [("XREVRANGE", stream, "+", "-", "COUNT", count) for stream in self._seen]
             pages = [[(id, fields) for id, fields in reversed(page)] for page in self._client.together(asked)]
         else:
-            pages = [list(self._after(stream, last)) for stream, last in self._seen.items()]
+            pages = self._after_seen()
         return self._merged(pages)[-count:]
 
     def unread(self, most: int = _AT_ONCE) -> Iterator[list[Event]]:
-        """Yield the events after those that were read in pages, each with up to `most` of each stream in its order.
-
-        A page that is not full is the last: waiting for an empty one would never end while the job commits faster than
-        it is read. A call that raises ServerLost has read none. Raises CorruptData."""
+        """Yield the events after those that were read in pages, each with up to `most` of each stream in its order. The
+        last is one that is not full, as of `entries_after`. A call that raises ServerLost has read none. Raises
+        CorruptData."""
         pages: list[list[Entry]] = []
         while not pages or any(len(page) == most for page in pages):
             asked = [("XRANGE", stream, f"({last}", "+", "COUNT", most) for stream, last in self._seen.items()]
@@ -86,18 +86,12 @@ class EventLog:
         ends this by an error. Raises CorruptData."""
         while True:
             if self._client.wait(self._seen):
-                yield from self._merged([list(self._after(stream, last)) for stream, last in self._seen.items()])
+                yield from self._merged(self._after_seen())
             else:
                 poll()
 
-    def _after(self, stream: str, last: str) -> Iterator[Entry]:
-        """Yield the entries of a stream after the id `last`, up to its end as it is when the last page is read."""
-        full = True
-        while full:
-            page = self._client.call("XRANGE", stream, f"({last}", "+", "COUNT", _AT_ONCE)
-            yield from ((id, fields) for id, fields in page)
-            if full := len(page) == _AT_ONCE:
-                last = page[-1][0]
+    def _after_seen(self) -> list[list[Entry]]:
+        return [list(entries_after(self._client, stream, last)) for stream, last in self._seen.items()]
 
     def _merged(self, pages: list[list[Entry]]) -> list[Event]:
         """Note the last entry of each stream as read; return all in the order of their ids."""

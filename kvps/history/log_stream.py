@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvps.connection.client import Client
 from kvps.parsing import entry_ms, whole
 from kvps.protocol.job_state import Commit, Entry
 from kvps.transport.access import JobAccess
 
 _PAGE = 500
 _BEFORE_JOIN = 32  # entries, among which the first join is looked for, as in trim.lua
+
+
+def entries_after(client: Client, stream: str, after: str) -> Iterator[Entry]:
+    """Yield the entries of a stream after the id `after`, oldest first, up to its end as it is when the last page is
+    read. A page that is not full is the last: a stream that grows faster than it is read never has an empty one."""
+    while True:
+        page = client.call("XRANGE", stream, f"({after}", "+", "COUNT", _PAGE)
+        yield from ((id, fields) for id, fields in page)
+        if len(page) < _PAGE:
+            return
+        after = page[-1][0]
 
 
 class LogStream:
@@ -30,13 +42,8 @@ class LogStream:
         return [(entry, fields) for entry, fields in reply]
 
     def entries(self, after: str = "0-0") -> Iterator[Entry]:
-        """Yield the entries after the entry `after`, oldest first, up to the end of the log as it is when the last page
-        is read: a log that grows faster than it is read has an end too."""
-        page = self.page(after)
-        yield from page
-        while len(page) == _PAGE:
-            page = self.page(page[-1][0])
-            yield from page
+        """Yield the entries after the entry `after`, see `entries_after`."""
+        return entries_after(self._access.client, self._access.keys.commits, after)
 
     def commits(self) -> Iterator[Commit]:
         """Yield the commits, oldest first."""

@@ -224,7 +224,7 @@ class Session:
         Where versions are made of rounds of units, it waits: for the next version, or for a unit that comes back from a
         worker that died, or that is late. None says that all units are committed, or that the job was stopped; leave
         then. In other jobs None says that no unit is free, because all are handed out, or that the job was stopped:
-        leave then, and see `kvps.session.units.await_unit` for units that come back. Raises WorkerEvicted,
+        leave then, and see `kvps.job.await_unit` for units that come back. Raises WorkerEvicted,
         JobSuspended, and WrongOrder if the job hands out no units.
         """
         self._membership.check_usable()

@@ -7,7 +7,6 @@ import time
 from kvps.arrays.layout import Array
 from kvps.connection.client import WAIT_MS
 from kvps.errors import JobSuspended, WrongOrder
-from kvps.parsing import whole
 from kvps.partitions import unit_seed
 from kvps.protocol.answers import NextUnit, ServerRestarted
 from kvps.protocol.job_state import RoundState
@@ -103,22 +102,3 @@ class Units:
         if unit is None:
             raise WrongOrder("unit_seed needs a next_unit() before it")
         return unit_seed(self._access.config.seed, unit)
-
-
-def await_unit(access: OpenedJob) -> bool:
-    """Wait until a unit of data is free, as when its worker dies; return False once all units are committed, or if the
-    job was stopped or suspended.
-
-    A worker must leave before it waits, or the others wait for it, and join again when a unit is free.
-    """
-    keys, config = access.keys, access.config
-    while True:
-        counts, free, run, last_entry = access.reader.asked(
-            [("HMGET", keys.units, "next", "done"), ("ZCARD", keys.free_units), ("HGET", keys.version, "run")]
-        )
-        handed_out, done = (whole(number or 0, "units: next and done") for number in counts)
-        if done >= config.units or (run and run != "pause"):
-            return False
-        if free or handed_out < config.units:
-            return True
-        access.client.wait({keys.turns: last_entry})

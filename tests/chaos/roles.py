@@ -29,12 +29,11 @@ from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
 from kvps.device.base import CPU
 from kvps.errors import ContributionLate, ServerError, WorkerEvicted
-from kvps.job import Job
+from kvps.job import Job, await_unit
 from kvps.machine import process
 from kvps.protocol.job_state import State
 from kvps.protocol.plan import Contribution
 from kvps.session.session import Session
-from kvps.session.units import await_unit
 
 FULL = 3  # the exit code of a child that a full server refused
 
@@ -92,7 +91,7 @@ def _worker(spec: dict[str, Any]) -> None:
             if takeover and job.state().members[spec["name"]].pid != os.getpid():
                 return  # another worker has taken the id over in turn
             continue
-        if not job.config.units or not await_unit(job.access):
+        if not job.config.units or not await_unit(job):
             return
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
 from typing import Any
 
+import pytest
 from kvps_aggregator import Aggregator
 from kvps_aggregator.step import reduce
 
+from kvps.connection.client import Client
 from kvps.errors import ServerLost
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.scripts import JobScripts
 from kvps.session.session import Session
@@ -50,3 +54,25 @@ def fall_silent(session: Session) -> None:
 def abandon(session: Session) -> None:
     """Let the session's `with` block end without a leave."""
     session._membership.closed = True
+
+
+def grow_with_each_read(monkeypatch: pytest.MonkeyPatch, job: Job, most: int = 20) -> None:
+    """Let the log of a job get one more commit before each read of anything, as if the job committed faster than it is
+    read. More than so many reads are an error."""
+    (_, fields), reads = LogStream(job.access).page("0-0")[-1], count()
+    together, call = Client.together, Client.call
+
+    def grow(client: Client) -> None:
+        assert next(reads) < most, "it reads on and on"
+        call(client, "XADD", job.access.keys.commits, "*", *chain.from_iterable(fields.items()))
+
+    def grown_together(client: Client, *arguments: Any) -> Any:
+        grow(client)
+        return together(client, *arguments)
+
+    def grown_call(client: Client, *arguments: Any) -> Any:
+        grow(client)
+        return call(client, *arguments)
+
+    monkeypatch.setattr(Client, "together", grown_together)
+    monkeypatch.setattr(Client, "call", grown_call)

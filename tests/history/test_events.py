@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from itertools import chain
-from typing import Any
 
 import pytest
 from helpers.harness import aggregating, await_version, gradient, log_entries, model
+from helpers.internals import grow_with_each_read
 from helpers.servers import private_directory, running_server
 
 import kvps
-from kvps.connection.client import Client
 from kvps.history.events import Event, EventLog
-from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.store import Store
 
@@ -68,24 +66,7 @@ def test_a_log_that_grows_with_each_read_of_it_has_an_end(store: Store, monkeypa
     """A job that commits faster than a reader reads: the reader once waited for an empty page."""
     job = store.create_job("j", model())
     rounds(job, 2)
-    (_, fields), commits = LogStream(job.access).page("0-0")[-1], job.access.keys.commits
-    calls, together, call = [0], Client.together, Client.call
-
-    def grows(client: Client) -> None:
-        calls[0] += 1
-        assert calls[0] < 20, "it reads on and on"
-        call(client, "XADD", commits, "*", *chain.from_iterable(fields.items()))
-
-    def together_(client: Client, *arguments: Any) -> Any:
-        grows(client)
-        return together(client, *arguments)
-
-    def call_(client: Client, *arguments: Any) -> Any:
-        grows(client)
-        return call(client, *arguments)
-
-    monkeypatch.setattr(Client, "together", together_)
-    monkeypatch.setattr(Client, "call", call_)
+    grow_with_each_read(monkeypatch, job)
     log = EventLog(job.access.client, job.access.keys)
     before = len(list(log.unread()))
     assert before == 1

@@ -39,8 +39,7 @@ from kvps.history.checkpoint_directory import listed
 from kvps.history.commit_log import Log, LogFile
 from kvps.history.events import EventLog
 from kvps.history.log_stream import LogStream
-from kvps.job import Job
-from kvps.session.units import await_unit
+from kvps.job import Job, await_unit
 from kvps.store import Store
 from kvps.transport import version_reader
 
@@ -164,7 +163,7 @@ def _refused_join(scene: Scene, job: Open) -> None:
 
 def _waits(scene: Scene, job: Open) -> None:
     found = job()
-    await_unit(found.access) if found.config.units else found.await_finished()
+    await_unit(found) if found.config.units else found.await_finished()
 
 
 # -- the aggregator -----------------------------------------------------------------------------------------------

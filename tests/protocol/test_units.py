@@ -17,9 +17,8 @@ from kvps_workers.training_loop import train
 
 import kvps
 from kvps.device.base import CPU
-from kvps.job import Job
+from kvps.job import Job, await_unit
 from kvps.session.session import Session
-from kvps.session.units import await_unit
 from kvps.store import Store
 
 pytestmark = pytest.mark.contract
@@ -45,7 +44,7 @@ def _do(job: Job, worker: str, dies_at: frozenset[int]) -> None:
             session.push(_grads(unit + 1))
         else:
             session.leave()
-            again = await_unit(job.access)
+            again = await_unit(job)
 
 
 _died: set[int] = set()

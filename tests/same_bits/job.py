@@ -42,6 +42,7 @@ class Kind(NamedTuple):
     expected    returns the sha256 of the weights that an oracle makes, without kvps
     threads     its workers on threads
     copy        trains the job to its end in one copy of a script, as the worker of that name
+    task        what kvps worker trains, if it can
     """
 
     name: str
@@ -50,6 +51,7 @@ class Kind(NamedTuple):
     expected: Callable[[], str]
     threads: Threads
     copy: Callable[[Job, str, Pace, random.Random], None]
+    task: str = ""
 
     def settings_of(self, **more: Any) -> dict[str, Any]:
         """Return the settings of the job, with `more` that say where and how it is trained."""
@@ -58,7 +60,7 @@ class Kind(NamedTuple):
 
     def create(self, store: Store, name: str, **settings: Any) -> Job:
         """Create the job, in any place and form."""
-        return store.create_job(name, self.parameters(), **self.settings_of(**settings))
+        return store.create_job(name, self.parameters(), task=self.task, **self.settings_of(**settings))
 
     def problems(self, job: Job, first: int = 1) -> list[str]:
         """Return what is not as promised in a job that is over: in its log, from version `first` on, and in its

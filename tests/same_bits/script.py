@@ -12,6 +12,5 @@ kind = {kind.name: kind for kind in (DIGITS, CNN)}[sys.argv[1]]
 seconds, seed = float(sys.argv[2]), int(sys.argv[3])
 with kvps.from_env() as worker:
     rng = random.Random(seed + worker.rank)
-    settings = {name: value for name, value in kind.settings_of().items() if name != "task"}  # the script trains itself
-    job = worker.create_job(kind.parameters(), **settings)
+    job = worker.create_job(kind.parameters(), **kind.settings_of())
     kind.copy(job, worker.id, slow_at_times(rng, chance=0.9, seconds=seconds), rng)

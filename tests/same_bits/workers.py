@@ -94,5 +94,5 @@ def copy(job: Job, name: str, pace: Pace, rng: random.Random) -> None:
     Member(job, name, pace)()
 
 
-_SETTINGS = {"task": "digits", "units": EPOCHS * PER_EPOCH, "units_per_epoch": PER_EPOCH}
-DIGITS = Kind("digits", digits, _SETTINGS, expected_digits, threads, copy)
+_SETTINGS = {"units": EPOCHS * PER_EPOCH, "units_per_epoch": PER_EPOCH}
+DIGITS = Kind("digits", digits, _SETTINGS, expected_digits, threads, copy, "digits")

@@ -24,10 +24,9 @@ from kvps.errors import (
     WorkerEvicted,
     counted,
 )
-from kvps.job import Job
+from kvps.job import Job, await_unit
 from kvps.machine.files import private
 from kvps.session.session import Session
-from kvps.session.units import await_unit
 from kvps_workers.contributions import Contributions
 from kvps_workers.task import Task, load_task
 from kvps_workers.wait_reporter import WaitReporter
@@ -87,7 +86,7 @@ def train(
             # It was silent for too long, or the server was restarted. If another process has the id now, join raises.
             log.warning("%s", error)
             continue
-        if not config.units or config.unit_rounds or not await_unit(job.access):
+        if not config.units or config.unit_rounds or not await_unit(job):
             return
 
 

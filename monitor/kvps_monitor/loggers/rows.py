@@ -105,14 +105,12 @@ class RowReader:
     # -- the log ---------------------------------------------------------------------------------------------------
 
     def _read_log(self) -> None:
-        stream = LogStream(self._job.access)
-        while page := stream.page(self._seen):
-            for id, fields in page:
-                self._seen = id
-                if fields.get("kind") == "commit":
-                    self._add(entry_ms(id, fields), Commit.of(fields))
-                elif fields.get("kind") == "evaluate":
-                    self._add_evaluation(id, fields)
+        for id, fields in LogStream(self._job.access).entries(self._seen):
+            self._seen = id
+            if fields.get("kind") == "commit":
+                self._add(entry_ms(id, fields), Commit.of(fields))
+            elif fields.get("kind") == "evaluate":
+                self._add_evaluation(id, fields)
 
     def _add_evaluation(self, id: str, fields: dict[str, str]) -> None:
         e = Evaluation.of(fields, entry_ms(id, fields), "an evaluation in the log")

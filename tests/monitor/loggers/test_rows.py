@@ -11,6 +11,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 from helpers.harness import aggregating, await_version, gradient, log_entries, model
+from helpers.internals import grow_with_each_read
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_monitor.loggers.rows import Row, RowReader
@@ -122,6 +123,15 @@ def test_the_norm_is_that_of_the_averaged_gradient(store: Store, shards: int) ->
             await_version(job, round_ + 1)
     rows = RowReader(job, 0).read()
     assert [row.values["gradient_norm"] for row in rows] == pytest.approx(norms, rel=1e-4)
+
+
+def test_the_rows_of_a_log_that_grows_with_each_read_of_it_are_returned(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that commits faster than a reader reads."""
+    job = trained(store, 0)
+    grow_with_each_read(monkeypatch, job)
+    assert [row.version for row in RowReader(job, 0).read()][-1] == ROUNDS
 
 
 def test_what_a_lost_worker_did_not_say_is_left_out(store: Store) -> None:
