@@ -56,6 +56,7 @@ _LIBRARIES = (
     "prometheus_client",
     "starlette.applications",
     "textual.app",
+    "typer._adapters",  # a command loads it, and Pydantic with it, when it reads its first option
     "uvicorn",
 )
 _STREAMS = {"stdin", "stdout", "stderr", "text", "encoding", "errors", "bufsize", "pass_fds"}
