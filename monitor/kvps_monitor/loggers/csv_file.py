@@ -19,65 +19,50 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import InvalidSetting
 from kvps.machine.files import private
 from kvps_monitor.loggers.lineage import Lineage
+from kvps_monitor.loggers.logger import Logger
 from kvps_monitor.loggers.rows import Row
 
 _FIRST = ("version", "job", "at_ms")
-_MOST_DIGITS = 15  # of a version
+_MOST_DIGITS = 15  # of a version or a time
 
 
-class CsvFile:
-    """A logger. `last` is the version of the last row that it has, 0 without one; `evaluated` is the time of the last
-    evaluation, in ms."""
+class CsvFile(Logger):
+    """A logger."""
 
     def __init__(self, path: Path, lineage: Lineage) -> None:
         """Open or make the file. Raises InvalidSetting for a file of other content, of another job or in use."""
-        self.last = self.evaluated = 0
+        super().__init__(str(path))
         self._path = path
         self._mark = lineage.mark
         self._columns: list[str] = []
-        try:
+        with self._told_as(InvalidSetting):
             self._file = _locked(path)
             try:
                 self._continue(lineage)
-            except BaseException:
+            except BaseException as error:
                 os.close(self._file)
+                if isinstance(error, UnicodeDecodeError | csv.Error):
+                    raise InvalidSetting(f"{path} is no log of kvps: it is no text") from None
                 raise
-        except OSError as error:
-            raise InvalidSetting(f"{path}: {error.strerror}") from None
-        except (UnicodeDecodeError, csv.Error):
-            raise InvalidSetting(f"{path} is no log of kvps: it is no text") from None
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Append rows, and hand them to the system. Raises KvpsError; then the file has none of them."""
+    def _write(self, rows: Sequence[Row]) -> None:
+        """Append rows, and hand them to the system. If that fails, the file has none of them."""
         names = dict.fromkeys(name for row in rows for name in row.values)
-        try:
-            if new := [name for name in names if name not in self._columns]:
-                self._columns = [*(self._columns or _FIRST), *new]
-                self._write_again(lambda cells: True)
-            text = io.StringIO()
-            writer = csv.DictWriter(text, self._columns, restval="", lineterminator="\n")
-            for row in rows:
-                head = {"version": row.version, "job": self._mark, "at_ms": row.at_ms}
-                writer.writerow(head | {name: f"{value:.9g}" for name, value in row.values.items()})
-            _append(self._file, text.getvalue().encode())
-        except OSError as error:
-            raise KvpsError(f"{self._path}: {error.strerror}") from None
-        self.last = max(self.last, rows[-1].version) if rows else self.last
+        if new := [name for name in names if name not in self._columns]:
+            self._columns = [*(self._columns or _FIRST), *new]
+            self._write_again(lambda cells: True)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self._columns, restval="", lineterminator="\n")
+        for row in rows:
+            head = {"version": row.version, "job": self._mark, "at_ms": row.at_ms}
+            writer.writerow(head | {name: f"{value:.9g}" for name, value in row.values.items()})
+        _append(self._file, text.getvalue().encode())
 
-    def write_evaluations(self, rows: Sequence[Row]) -> None:
-        """Append rows of evaluations as `write` does. Raises KvpsError."""
-        self.write(rows)
-        self.evaluated = rows[-1].at_ms if rows else self.evaluated
-
-    def close(self) -> None:
-        """Close the file. Raises KvpsError."""
-        try:
-            os.close(self._file)
-        except OSError as error:
-            raise KvpsError(f"{self._path}: {error.strerror}") from None
+    def _close(self) -> None:
+        os.close(self._file)
 
     def _continue(self, lineage: Lineage) -> None:
         """Read what the file has, and only if it is this job's drop what does not stay."""
@@ -92,9 +77,10 @@ class CsvFile:
         self._columns = next(lines, [])
         of_evaluations = [n for n, name in enumerate(self._columns) if name.startswith("eval/")]
         for cells in lines:
-            last, mark = max(last, self._version(cells)), cells[1]
+            version, at_ms = self._numbers(cells)
+            last, mark = max(last, version), cells[1]
             if any(cells[n] for n in of_evaluations):
-                self.evaluated = max(self.evaluated, self._time(cells))
+                self.evaluated = max(self.evaluated, at_ms)
         if mark:
             try:
                 self.last = lineage.kept(mark, last)
@@ -102,17 +88,14 @@ class CsvFile:
                 raise InvalidSetting(f"{self._path}: {error}") from None
         os.truncate(self._path, whole)
         if self.last < last:
-            self._write_again(lambda cells: self._version(cells) <= self.last)
+            self._write_again(lambda cells: self._numbers(cells)[0] <= self.last)
 
-    def _version(self, cells: list[str]) -> int:
-        if len(cells) != len(self._columns) or not cells[0].isdecimal() or len(cells[0]) > _MOST_DIGITS:
+    def _numbers(self, cells: list[str]) -> tuple[int, int]:
+        """Return the version and the time of a row. Raises InvalidSetting."""
+        whole = len(cells) == len(self._columns)
+        if not whole or not all(cells[n].isdecimal() and len(cells[n]) <= _MOST_DIGITS for n in (0, 2)):
             raise InvalidSetting(f"{self._path} is damaged: {','.join(cells)[:40]!r} is no row of a log")
-        return int(cells[0])
-
-    def _time(self, cells: list[str]) -> int:
-        if not cells[2].isdecimal() or len(cells[2]) > _MOST_DIGITS:
-            raise InvalidSetting(f"{self._path} is damaged: {cells[2][:40]!r} is no time of a row")
-        return int(cells[2])
+        return int(cells[0]), int(cells[2])
 
     def _lines(self, end: int) -> Iterator[list[str]]:
         """Yield the cells of each line that begins before `end`."""

@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import InvalidSetting
 from kvps.machine.files import make_directory
 from kvps.parsing import NAME
 from kvps_monitor.loggers.lineage import Lineage
+from kvps_monitor.loggers.logger import Logger
 from kvps_monitor.loggers.rows import Row
 
 _ID = "[0-9a-f]{8}"
@@ -27,57 +28,38 @@ _OURS = re.compile(rf".*\.kvps(?:\+({NAME.pattern}\.{_ID})\+|\.([A-Za-z0-9_-]+\.
 _MOST_RECORD = 1 << 24
 
 
-class EventFile:
-    """A logger. `last` is the version of the last row in the directory, 0 without one; `evaluated` is the time of the
-    last evaluation, in ms."""
+class EventFile(Logger):
+    """A logger. What it has is what is in its directory."""
 
     def __init__(self, directory: Path, lineage: Lineage) -> None:
         """Begin a file. Raises InvalidSetting for a directory of another job, or that cannot be written."""
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2
 
+        super().__init__(str(directory))
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._directory = directory
-        self.evaluated = 0
         self.last, purged = self._continued(lineage)
-        try:
+        with self._told_as(InvalidSetting):
             make_directory(directory)
             prefix = str(directory.resolve() / "events")
             self._writer = EventsWriter(prefix, f".kvps+{lineage.mark}+{secrets.token_hex(4)}")
             os.chmod(self._writer._file_name, 0o600)
-        except OSError as error:
-            raise InvalidSetting(f"{directory}: {error.strerror}") from None
-        if purged:  # readers then leave out what was trained after the checkpoint, and lost
-            session = self._event(wall_time=0.0, step=self.last + 1)
-            session.session_log.status = session.session_log.START
-            self._write(session)
+            if purged:  # readers then leave out what was trained after the checkpoint, and lost
+                session = self._event(wall_time=0.0, step=self.last + 1)
+                session.session_log.status = session.session_log.START
+                self._writer.write_event(session)
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Append rows, and hand them to the disk. Raises KvpsError."""
+    def _write(self, rows: Sequence[Row]) -> None:
+        """Append rows, and hand them to the disk. Readers sort evaluations, each at the step of its version."""
         for row in rows:
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
             event = self._event(wall_time=row.at_ms / 1000, step=row.version, summary=self._summary(value=values))
-            self._write(event)
-            self.last = max(self.last, row.version)
-        self._act("flush")
+            self._writer.write_event(event)
+        self._writer.flush()
 
-    def write_evaluations(self, rows: Sequence[Row]) -> None:
-        """Append rows of evaluations, each at the step of its version, which readers sort. Raises KvpsError."""
-        self.write(rows)
-        self.evaluated = rows[-1].at_ms if rows else self.evaluated
-
-    def close(self) -> None:
-        """Close the file. Raises KvpsError."""
-        self._act("close")
-
-    def _write(self, event: Any) -> None:
-        self._act("write_event", event)
-
-    def _act(self, name: str, *values: Any) -> None:
-        try:
-            getattr(self._writer, name)(*values)
-        except OSError as error:
-            raise KvpsError(f"{self._directory}: {error.strerror}") from None
+    def _close(self) -> None:
+        self._writer.close()
 
     def _continued(self, lineage: Lineage) -> tuple[int, bool]:
         """Return the last version whose row stays, and whether rows after it are there."""

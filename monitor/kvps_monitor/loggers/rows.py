@@ -9,21 +9,19 @@ after the commit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from kvps.errors import CorruptData
 from kvps.history.commit_log import LogFile
 from kvps.history.evaluations import Evaluation
 from kvps.history.log_stream import LogStream
 from kvps.job import Job
-from kvps.parsing import entry_ms, number, whole
-from kvps.protocol.job_state import Commit, Entry, State
+from kvps.parsing import entry_ms
+from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution, Plan
 from kvps_monitor.spans import GradientNorms, Traces, mean
-
-_TRACES = 1_000  # entries of a worker's trace that are read in one request: as many as the server keeps
 
 Values = dict[str, float]
 
@@ -40,19 +38,22 @@ class Row:
     staleness/<worker>, loss/<worker> of one worker; of several contributions the largest, and the mean
     test/<name>                       what the task says of the weights of this version
     eval/<name>                       what was reported of it, in a row of its own: it comes when it is evaluated
+
+    Of an evaluation (`is_evaluation`), `at_ms` is when it was reported.
     """
 
     version: int
     at_ms: int
     values: Mapping[str, float]
+    is_evaluation: bool = False
 
 
-class _Waiting:
+class _Waiting(NamedTuple):
     """A version whose row is not ready."""
 
-    def __init__(self, at_ms: int, commit: Commit) -> None:
-        self.at_ms = at_ms
-        self.version, self.plan = commit.version, commit.plan
+    at_ms: int
+    version: int
+    plan: Plan
 
 
 class RowReader:
@@ -69,38 +70,29 @@ class RowReader:
         self.holds_newest = holds_newest
         self._checkpoints = checkpoints
         self._seen = "0-0"
-        self._traced: dict[str, str] = {}  # worker -> the last id of its trace that was read
         self._losses: dict[str, dict[int, float]] = {}  # worker -> round -> loss
         self._traced_rounds: dict[str, int] = {}  # worker -> the last round of its trace that was read
         self._waiting: deque[_Waiting] = deque()
         self._handed_out = after  # the version of the last row
         self._evaluations: list[Row] = []  # that were not handed out
-        self._shards = Traces(job)
+        self._traces = Traces(job)
         self._norm_sums = GradientNorms(job.layout.shards)
         self._norms: dict[int, float] = {}  # version -> the norm of its gradient
         self._newest_made = [0] * job.layout.shards  # the newest version in the trace of each shard
 
     def read(self) -> list[Row]:
-        """Return the next rows, in the order of their versions.
-
-        Raises JobNotFound, CorruptData and ServerLost.
-        """
+        """Return the next rows, in the order of their versions, and then those of evaluations, each of a version whose
+        row was returned. Raises JobNotFound, CorruptData and ServerLost."""
         state = self._job.state()  # read first: the trace of a round that it knows of is then there
         self._read_log()
         self._read_traces()
-        self._read_shards()
         out = []
         while self._waiting and self._is_ready(self._waiting[0], state):
             out.append(self._row(self._waiting.popleft()))
         self._handed_out = out[-1].version if out else self._handed_out
-        return out
-
-    def evaluations(self) -> list[Row]:
-        """Return the rows of evaluations that `read` has come upon and that were not returned yet, each after the row
-        of its version. `at_ms` is when it was reported."""
-        ready = [row for row in self._evaluations if row.version <= self._handed_out]
+        evaluated = [row for row in self._evaluations if row.version <= self._handed_out]
         self._evaluations = [row for row in self._evaluations if row.version > self._handed_out]
-        return ready
+        return out + evaluated
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
@@ -114,7 +106,8 @@ class RowReader:
 
     def _add_evaluation(self, id: str, fields: dict[str, str]) -> None:
         e = Evaluation.of(fields, entry_ms(id, fields), "an evaluation in the log")
-        self._evaluations.append(Row(e.version, e.at_ms, {f"eval/{name}": value for name, value in e.figures.items()}))
+        figures = {f"eval/{name}": value for name, value in e.figures.items()}
+        self._evaluations.append(Row(e.version, e.at_ms, figures, is_evaluation=True))
 
     def _add(self, at_ms: int, commit: Commit) -> None:
         """Note a commit. One that a server has lost and that was made again is not noted a second time."""
@@ -123,11 +116,11 @@ class RowReader:
         if commit.version > self._read_up_to + 1:
             self._read_up_to = max(self._read_up_to, self._job.state().begin.version)  # the rest is of another job
             for moved_ms, moved in self._moved(self._read_up_to + 1, commit.version - 1):
-                self._waiting.append(_Waiting(moved_ms, moved))
+                self._waiting.append(_Waiting(moved_ms, moved.version, moved.plan))
                 self._read_up_to = moved.version
         if commit.version > self._read_up_to + 1:
             self.missing.append((self._read_up_to + 1, commit.version - 1))
-        self._waiting.append(_Waiting(at_ms, commit))
+        self._waiting.append(_Waiting(at_ms, commit.version, commit.plan))
         self._read_up_to = commit.version
 
     def _moved(self, first: int, last: int) -> Iterator[tuple[int, Commit]]:
@@ -145,36 +138,17 @@ class RowReader:
             elif fields.get("kind") == "evaluate":
                 self._add_evaluation(id, fields)
 
-    # -- traces ----------------------------------------------------------------------------------------------------
-
     def _read_traces(self) -> None:
-        """Note the losses of the rounds that wait."""
-        wanted = {c.worker for each in self._waiting for c in each.plan.contributions}
-        while wanted:
-            workers = sorted(wanted)
-            asked = [
-                ("XRANGE", self._job.access.keys.trace(w), f"({self._traced.get(w, '0-0')}", "+", "COUNT", _TRACES)
-                for w in workers
-            ]
-            for worker, page in zip(workers, self._job.access.client.together(asked), strict=True):
-                self._note(worker, [(id, fields) for id, fields in page])
-                if len(page) < _TRACES:
-                    wanted.discard(worker)
-
-    def _note(self, worker: str, page: list[Entry]) -> None:
-        where, losses = f"the trace of worker {worker!r}", self._losses.setdefault(worker, {})
-        for id, fields in page:
-            self._traced[worker] = id
-            if "round" not in fields:
-                raise CorruptData(f"{where} has an entry without a round: another program wrote it")
-            self._traced_rounds[worker] = whole(fields["round"], where)
-            if "loss" in fields:
-                # Of a contribution that came late and was dropped, the same round is tried again: the last one counts.
-                losses[whole(fields["round"], where)] = number(fields["loss"], where, finite=False)
-
-    def _read_shards(self) -> None:
-        """Note the norms of the versions that wait."""
-        for shard, made in self._shards.read([])[1].items():
+        """Note the losses of the rounds that wait, and the norms of versions."""
+        iterations, versions = self._traces.read({c.worker for each in self._waiting for c in each.plan.contributions})
+        for worker, new in iterations.items():
+            losses = self._losses.setdefault(worker, {})
+            for i in new:
+                self._traced_rounds[worker] = i.round
+                if i.loss is not None:
+                    # Of a contribution that came late and was dropped, the round is tried again: the last one counts.
+                    losses[i.round] = i.loss
+        for shard, made in versions.items():
             self._norms.update(self._norm_sums.add(made))
             if made:
                 self._newest_made[shard] = made[-1].version
@@ -213,22 +187,28 @@ class RowReader:
         return {} if norm is None else {"gradient_norm": norm}
 
     def _loss_of(self, plan: Plan) -> Values:
-        by_worker: dict[str, list[float]] = {}
+        known = [
+            (c.worker, loss) for c in plan.contributions if (loss := self._losses[c.worker].get(c.round)) is not None
+        ]
         for c in plan.contributions:
-            losses = self._losses[c.worker]
-            if c.round in losses:
-                by_worker.setdefault(c.worker, []).append(losses[c.round])
-            self._losses[c.worker] = {round_: loss for round_, loss in losses.items() if round_ > c.round}
-        each = [loss for losses in by_worker.values() for loss in losses]
-        of_all = {"loss": mean(each)} if each else {}
-        return of_all | {f"loss/{worker}": mean(losses) for worker, losses in sorted(by_worker.items())}
+            self._losses[c.worker] = {
+                round_: loss for round_, loss in self._losses[c.worker].items() if round_ > c.round
+            }
+        of_all = {"loss": mean([loss for _, loss in known])} if known else {}
+        return of_all | _by_worker("loss", known, mean)
 
 
 def _staleness_of(plan: Plan) -> Values:
     """Return how many versions came between those that contributions were computed on and the one before this."""
-    by_worker: dict[str, list[float]] = {}
-    for c in plan.contributions:
-        by_worker.setdefault(c.worker, []).append(float(max(0, plan.version - 1 - c.base)))
-    each = [value for values in by_worker.values() for value in values]
+    late = [(c.worker, float(max(0, plan.version - 1 - c.base))) for c in plan.contributions]
+    each = [versions for _, versions in late]
     of_all = {"staleness/mean": mean(each), "staleness/max": max(each)} if each else {}
-    return of_all | {f"staleness/{worker}": max(values) for worker, values in sorted(by_worker.items())}
+    return of_all | _by_worker("staleness", late, max)
+
+
+def _by_worker(name: str, found: Iterable[tuple[str, float]], one_of: Callable[[Sequence[float]], float]) -> Values:
+    """Return a figure of each worker: one of those of its contributions, as (worker, figure)."""
+    of_workers: dict[str, list[float]] = {}
+    for worker, figure in found:
+        of_workers.setdefault(worker, []).append(figure)
+    return {f"{name}/{worker}": one_of(figures) for worker, figures in sorted(of_workers.items())}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from kvps.errors import InvalidSetting, install
 from kvps.job import Job
@@ -14,30 +13,13 @@ from kvps.machine.files import make_directory, private
 from kvps_monitor.loggers.csv_file import CsvFile
 from kvps_monitor.loggers.event_file import EventFile, files_in, free_directory
 from kvps_monitor.loggers.lineage import Lineage
-from kvps_monitor.loggers.rows import Row
+from kvps_monitor.loggers.logger import Logger
 from kvps_monitor.loggers.wandb_run import WandbRun
 
 RUNS = Path("runs")
 """Where a job's directory is if the user names none, as TensorBoard's users expect."""
 _LIBRARIES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
 _INSTALL = {"tensorboard": install("tensorboard"), "wandb": "pip install wandb"}
-
-
-class Logger(Protocol):
-    """Something that rows are written to. `last` is the version of the last row that it has, `evaluated` the time of
-    the last evaluation, in ms."""
-
-    last: int
-    evaluated: int
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write rows. Raises KvpsError."""
-
-    def write_evaluations(self, rows: Sequence[Row]) -> None:
-        """Write rows of versions whose rows it has. Raises KvpsError."""
-
-    def close(self) -> None:
-        """End the logger. Raises KvpsError."""
 
 
 class Target(NamedTuple):

@@ -6,12 +6,14 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from kvps.errors import KvpsError
 from kvps.job import Job
+from kvps_monitor.loggers.logger import Logger
 from kvps_monitor.loggers.rows import Row, RowReader
-from kvps_monitor.loggers.targets import Logger, Target
+from kvps_monitor.loggers.targets import Target
 
 log = logging.getLogger("kvps.training_log")
 
@@ -74,30 +76,16 @@ class TrainingLog:
         for first, missing in self._rows.missing[self._said :]:
             log.warning("versions %d to %d are no longer in Redis: the log has no rows of them", first, missing)
         self._said = len(self._rows.missing)
-        self._hand_out([self._with_test(row) for row in rows])
-        self._hand_out_evaluations(self._rows.evaluations())
-
-    def _with_test(self, row: Row) -> Row:
-        figures = self._tests.pop(row.version, {})
-        return Row(row.version, row.at_ms, {**row.values, **{f"test/{name}": value for name, value in figures.items()}})
-
-    def _hand_out(self, rows: Sequence[Row]) -> None:
+        rows = [self._with_test(row) for row in rows]
         for name, logger in list(self._loggers.items()):
-            fresh = [row for row in rows if row.version > logger.last]
-            if not fresh:
-                continue
             try:
-                logger.write(fresh)
+                logger.write(rows)
             except KvpsError as error:
                 self._end(name, error)
 
-    def _hand_out_evaluations(self, rows: Sequence[Row]) -> None:
-        for name, logger in list(self._loggers.items()):
-            if fresh := [row for row in rows if row.at_ms > logger.evaluated]:
-                try:
-                    logger.write_evaluations(fresh)
-                except KvpsError as error:
-                    self._end(name, error)
+    def _with_test(self, row: Row) -> Row:
+        figures = {} if row.is_evaluation else self._tests.pop(row.version, {})
+        return replace(row, values={**row.values, **{f"test/{name}": value for name, value in figures.items()}})
 
     def _end(self, name: str, error: Exception) -> None:
         """End one logger after an error."""

@@ -10,22 +10,24 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from kvps.errors import InvalidSetting, KvpsError
+from kvps.errors import InvalidSetting
 from kvps_monitor.loggers.lineage import Lineage
+from kvps_monitor.loggers.logger import Logger
 from kvps_monitor.loggers.rows import Row
 
 
-class WandbRun:
-    """A logger. `last` is the version of the last row that the run has, 0 without one, `evaluated` the time of the last
-    evaluation, in ms; `place` is its URL, or its directory."""
+class WandbRun(Logger):
+    """A logger. `place` is the run's URL, or its directory."""
+
+    FAILS = Exception  # wandb raises errors of many kinds
 
     def __init__(self, name: str, settings: dict[str, Any], lineage: Lineage) -> None:
         """Begin or continue a run with the `name` and `settings` of a job. Raises InvalidSetting."""
         import wandb
 
+        super().__init__("wandb")
         mode = os.environ.get("WANDB_MODE") or "offline"
-        self.last = self.evaluated = 0
-        try:
+        with self._told_as(InvalidSetting):
             self._run: Any = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or "kvps",
                 name=name,
@@ -40,32 +42,16 @@ class WandbRun:
                 self.last = int(self._run.step) - 1
                 self.evaluated = int(self._run.summary.get("eval/at_ms") or 0)
             self._run.define_metric("eval/*", step_metric="eval/version")
-        except Exception as error:  # wandb raises errors of many kinds
-            raise InvalidSetting(f"wandb: {' '.join(str(error).split())}") from None
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Hand rows to wandb. Raises KvpsError."""
-        try:
-            for row in rows:
-                self._run.log({"at_ms": row.at_ms, **row.values}, step=row.version)
-                self.last = row.version
-        except Exception as error:
-            raise KvpsError(f"wandb: {' '.join(str(error).split())}") from None
+    def _write(self, rows: Sequence[Row]) -> None:
+        """Hand rows to wandb. Its steps never go back: evaluations have their version as a figure, which charts of them
+        have as their x axis."""
+        for row in rows:
+            if row.is_evaluation:
+                facts, step = {"eval/version": row.version, "eval/at_ms": row.at_ms}, self.last
+            else:
+                facts, step = {"at_ms": row.at_ms}, row.version
+            self._run.log(facts | dict(row.values), step=step)
 
-    def write_evaluations(self, rows: Sequence[Row]) -> None:
-        """Hand rows of evaluations to wandb. Its steps never go back: they have their version as a figure, which charts
-        of them have as their x axis. Raises KvpsError."""
-        try:
-            for row in rows:
-                facts = {"eval/version": row.version, "eval/at_ms": row.at_ms}
-                self._run.log(facts | dict(row.values), step=self.last)
-                self.evaluated = row.at_ms
-        except Exception as error:
-            raise KvpsError(f"wandb: {' '.join(str(error).split())}") from None
-
-    def close(self) -> None:
-        """End the run. Raises KvpsError."""
-        try:
-            self._run.finish()
-        except Exception as error:
-            raise KvpsError(f"wandb: {' '.join(str(error).split())}") from None
+    def _close(self) -> None:
+        self._run.finish()

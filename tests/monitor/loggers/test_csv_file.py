@@ -19,16 +19,14 @@ from kvps_monitor.loggers.targets import Target
 from kvps.errors import InvalidSetting, KvpsError
 
 JOB = Lineage("j.00000001", 0, "")
-RESTORED = Lineage("j.00000002", 3, "j.00000001")
-ANOTHER = Lineage("j.00000003", 0, "")
 
 
 def row(version: int, **values: float) -> Row:
     return Row(version, 1_000 * version, {"loss": 1 / version, **values})
 
 
-def written(path: Path, *rows: Row, lineage: Lineage = JOB) -> None:
-    file = CsvFile(path, lineage)
+def written(path: Path, *rows: Row) -> None:
+    file = CsvFile(path, JOB)
     file.write(rows)
     file.close()
 
@@ -36,17 +34,6 @@ def written(path: Path, *rows: Row, lineage: Lineage = JOB) -> None:
 def found(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def test_it_goes_on_after_the_last_row(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    written(path, row(1), row(2))
-    file = CsvFile(path, JOB)
-    assert file.last == 2
-    file.write([row(3)])
-    file.close()
-    assert [(each["version"], each["loss"]) for each in found(path)] == [("1", "1"), ("2", "0.5"), ("3", "0.333333333")]
-    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_half_a_line_is_dropped(tmp_path: Path) -> None:
@@ -67,25 +54,9 @@ def test_a_new_figure_is_a_new_column(tmp_path: Path) -> None:
     written(path, row(1), row(2))
     written(path, row(3, accuracy=0.5), row(4))
     assert [each["accuracy"] for each in found(path)] == ["", "", "0.5", ""]
-    assert [each["version"] for each in found(path)] == ["1", "2", "3", "4"]
+    assert [(each["version"], each["loss"]) for each in found(path)][1:3] == [("2", "0.5"), ("3", "0.333333333")]
     assert [each.name for each in tmp_path.iterdir()] == ["a.csv"]
-
-
-def test_rows_after_a_checkpoint_give_way_to_those_of_the_restored_job(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    written(path, *map(row, range(1, 6)))
-    written(path, row(4), row(5), row(6), lineage=RESTORED)
-    rows = [(each["version"], each["job"]) for each in found(path)]
-    assert rows == [(str(n), "j.00000001" if n < 4 else "j.00000002") for n in range(1, 7)]
-
-
-def test_rows_of_another_job_stay(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    written(path, row(1))
-    before = path.read_bytes()
-    with pytest.raises(InvalidSetting, match=r"rows of another job \(j.00000001\)"):
-        CsvFile(path, ANOTHER)
-    assert path.read_bytes() == before
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("text", ["a,b\n1,2\n", "version,job,at_ms\n\xff\n", "\xff\xfe\n", "versions"])

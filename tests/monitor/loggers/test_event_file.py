@@ -23,8 +23,8 @@ def row(version: int) -> Row:
     return Row(version, 1_500 * version, {"loss": 1 / version, "staleness/w0": version % 2})
 
 
-def written(directory: Path, *versions: int, lineage: Lineage = JOB) -> None:
-    file = EventFile(directory, lineage)
+def written(directory: Path, *versions: int) -> None:
+    file = EventFile(directory, JOB)
     file.write([row(version) for version in versions])
     file.close()
 
