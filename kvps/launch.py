@@ -59,11 +59,6 @@ def of_copy(rank: int, workers: int, job: str, id: str, settings: Mapping[str, A
     return {_RANK: str(rank)} | _of_run(workers, job, id, settings)
 
 
-def is_evaluator() -> bool:
-    """Whether this process evaluates the versions of a run, and is no worker of it."""
-    return launcher.evaluates()
-
-
 def of_evaluator(orders: Orders, workers: int, job: str, id: str, settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables of the process that evaluates the versions of a run, except the URL."""
     return orders.variable() | _of_run(workers, job, id, settings)
@@ -216,7 +211,7 @@ class RunContext:
     @property
     def is_evaluator(self) -> bool:
         """Whether this process evaluates the versions that the workers make, and is no worker."""
-        return False
+        return self.id == launcher.EVALUATOR
 
     def evaluates(self, job: Job) -> Callable[[Evaluate], Evaluate]:
         """Decorate the function that evaluates a version: it gets name -> read-only array, and returns its figures, as
@@ -265,10 +260,6 @@ class EvaluatorContext(RunContext):
     """The evaluator of a run, as `from_env` returns it there. `rank` is that of no worker."""
 
     _evaluator: Evaluator | None = None
-
-    @property
-    def is_evaluator(self) -> bool:
-        return True
 
     def create_job(
         self, params: Mapping[str, Any], *, name: str = "", rounds: int = 0, **settings: Unpack[JobSettings]

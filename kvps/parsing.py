@@ -218,8 +218,8 @@ class Fields:
             return value
         refuse(self._place(field), f"one of {', '.join(choices)}", value)
 
-    def flag(self, field: str, default: object = _MISSING) -> bool:
-        value = self._values.get(field, default)
+    def flag(self, field: str) -> bool:
+        value = self._values.get(field, _MISSING)
         if type(value) is bool:
             return value
         refuse(self._place(field), "true or false", value)

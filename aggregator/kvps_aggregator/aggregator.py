@@ -20,11 +20,10 @@ from kvps.device.base import CPU, Device
 from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError
 from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
-from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.checkpoints import AS_USUAL, Checkpoints, KeptLog
 from kvps_aggregator.failover import FailoverGuard
 from kvps_aggregator.held_shards import AggregatorOptions, HeldShards
 from kvps_aggregator.leases import LeaseKeeper
-from kvps_aggregator.log_keeper import AS_USUAL, KeptLog
 from kvps_aggregator.nearness import Near
 from kvps_aggregator.shard.spans import WRITE_EVERY_S
 from kvps_aggregator.version_maker import Outcome, VersionMaker
@@ -136,9 +135,7 @@ class Aggregator:
             if job.access.client.owner.is_here:  # when a fork ends, its parent still holds the shards
                 with suppress(KvpsError, ServerRestarted):
                     self.release()
-                self.held.keeper.close()
-                if self.held.saver:
-                    self.held.saver.close()
+                self.held.history.close()
 
     def _loop(self, until_finished: bool, idle_s: float) -> None:
         keys = self._job.access.keys

@@ -1,9 +1,9 @@
-"""Writes checkpoints of a running job, and moves its commit log into a file with each of them.
+"""Writes checkpoints of a running job, and keeps its commit log in Redis short.
 
-The holder of shard 0 writes them. No version is committed between two of its own steps, so it reads the state of
-exactly the version that it has just seen committed, and pins that version. This costs the commit path one small MULTI.
-A thread beside the commits then reads the bytes from Redis, as any reader does. If writing takes longer than the
-commits in between, there are fewer checkpoints, and no commit waits.
+The holder of shard 0 does both. No version is committed between two of its own steps, so it reads the state of exactly
+the version that it has just seen committed, and pins that version. This costs the commit path one small MULTI. A thread
+beside the commits then reads the bytes from Redis, as any reader does. If writing takes longer than the commits in
+between, there are fewer checkpoints, and no commit waits.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from kvps.config import JobConfig
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import JobNotFound, KvpsError
 from kvps.history import checkpoint_directory, commit_log
@@ -27,6 +29,10 @@ from kvps.protocol.job_state import State
 
 _log = logging.getLogger("kvps.checkpoint")
 
+_CONTRIBUTIONS = 100_000  # each takes about 70 bytes, and a version 400
+_LEAST = 200
+_AT_ONCE = 5_000  # versions that are trimmed in one call of the script, so that it never blocks the server for long
+
 
 class Checkpoints(NamedTuple):
     """The settings of checkpoints: their directory, a checkpoint every how many versions, and how many are kept."""
@@ -36,23 +42,50 @@ class Checkpoints(NamedTuple):
     keep: int = 3
 
 
-class Saver:
-    """The writer of one job's checkpoints. `close` it."""
+class KeptLog(NamedTuple):
+    """The settings of a job's commit log in Redis.
 
-    def __init__(self, job: Job, settings: Checkpoints, flush: Callable[[], None]) -> None:
+    versions   the log is cut to so many of the newest versions when it has a tenth more; 0 keeps all, and None as many
+               as have 100,000 contributions in BSP, but 200 at the least
+    directory  where the file is into which older entries are moved; without one they are deleted
+    """
+
+    versions: int | None = None
+    directory: Path | None = None
+
+    def versions_of(self, config: JobConfig) -> int:
+        """Return how many versions stay of a job with these settings; 0 is all."""
+        return max(_LEAST, _CONTRIBUTIONS // config.workers) if self.versions is None else self.versions
+
+
+AS_USUAL = KeptLog()
+"""The settings of an aggregator that was given none."""
+
+
+class HistoryWriter:
+    """The writer of one job's checkpoints, if the user wants any, and the one that cuts its log. `close` it."""
+
+    def __init__(self, job: Job, checkpoints: Checkpoints | None, kept: KeptLog, flush: Callable[[], None]) -> None:
         """`flush` makes sure that Redis has everything that is committed."""
         self._flush = flush
         self._job = job
-        self._settings = settings
+        self._checkpoints = checkpoints
         # Version, head, for a version may be lost and made again, and whether the job was finished.
         self._done = (-1, "", False)
         self._lock = threading.Lock()
         self._writing = self._behind = False
-        self._pool = ThreadPoolExecutor(1, f"kvps-save-{job.name}")
+        self._directory = kept.directory
+        self._versions = kept.versions_of(job.config)
+        self._next_cut = self._versions + self._versions // 10  # the version with which the log may be too long
+        self._pool = ThreadPoolExecutor(1, f"kvps-history-{job.name}")
 
     def committed(self, version: int) -> None:
-        """Write this committed version if it is due; if the last checkpoint is not done, write a later version."""
-        if version % self._settings.every:
+        """Write this committed version if a checkpoint is due; if the last one is not done, write a later version. Cut
+        the log if that is due."""
+        if self._versions and version > self._next_cut:
+            self._next_cut = version + self._versions // 10
+            self._pool.submit(self._try, self._cut, "its commit log was not cut")
+        if not self._checkpoints or version % self._checkpoints.every:
             return
         with self._lock:
             self._behind = self._writing
@@ -63,18 +96,19 @@ class Saver:
 
     def finish(self) -> None:
         """Write the last version of a finished job now, because its server may end with the job."""
-        self._pool.submit(self._try, self._held()).result()
+        if self._checkpoints:
+            self._pool.submit(self._write, self._held()).result()
 
     def _held(self) -> State:
         return self._job.access.reader.held(1 + len(self._job.config.slots))
 
     def close(self) -> None:
-        """Wait until the checkpoint that was begun is written."""
+        """Wait until what was begun is done."""
         self._pool.shutdown()
 
     def _save(self, state: State | None) -> None:
         while True:
-            self._try(state)
+            self._write(state)
             with self._lock:
                 self._writing = self._behind
                 if not self._behind:
@@ -82,18 +116,22 @@ class Saver:
                 self._behind = False
             state = None
 
-    def _try(self, state: State | None) -> None:
-        try:
-            self._write(state or self._held())
-        except JobNotFound:
-            return
-        except KvpsError as error:  # training goes on, and the next checkpoint may succeed
-            _log.warning("job %s: %s", self._job.name, error)
-        except Exception:
-            _log.exception("job %s: no checkpoint was written", self._job.name)
+    def _write(self, state: State | None) -> None:
+        if self._checkpoints:
+            self._try(partial(self._keep, self._checkpoints, state), "no checkpoint was written")
 
-    def _write(self, state: State) -> None:
-        job, directory = self._job, self._settings.directory
+    def _try(self, write: Callable[[], None], otherwise: str) -> None:
+        try:
+            write()
+        except (JobNotFound, ServerRestarted):  # the next commit in the new history does it
+            return
+        except KvpsError as error:  # training goes on, and the next try may succeed
+            _log.warning("job %s: %s: %s", self._job.name, otherwise, error)
+        except Exception:
+            _log.exception("job %s: %s", self._job.name, otherwise)
+
+    def _keep(self, settings: Checkpoints, state: State | None) -> None:
+        job, directory, state = self._job, settings.directory, state or self._held()
         if (state.version, state.head, state.finished(job.config)) == self._done:
             return
         try:
@@ -105,7 +143,17 @@ class Saver:
         with suppress(KvpsError, ServerRestarted):  # on failure, less of the log moves: what may be lost stays in Redis
             self._flush()
         with suppress(ServerRestarted):  # then the next checkpoint moves the log
-            kept = job.access.transport.safe_version(saved.version)
-            commit_log.move(LogStream(job.access), job.access.scripts, directory, state, kept)
-        checkpoint_directory.prune(directory, saved.job, saved.id, self._settings.keep)
+            self._move(directory, state, job.access.transport.safe_version(saved.version))
+        checkpoint_directory.prune(directory, saved.job, saved.id, settings.keep)
         _log.info("job %s: wrote %s", job.name, directory / saved.filename)
+
+    def _cut(self) -> None:
+        state = self._job.state()
+        first = max(state.moved, state.begin.version)
+        last = self._job.access.transport.safe_version(state.version - self._versions)
+        while first < last:
+            first = min(first + _AT_ONCE, last)
+            self._move(self._directory, state, first)
+
+    def _move(self, directory: Path | None, state: State, version: int) -> None:
+        commit_log.move(LogStream(self._job.access), self._job.access.scripts, directory, state, version)

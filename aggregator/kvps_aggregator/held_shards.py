@@ -18,11 +18,10 @@ from kvps.protocol.noted_versions import Pin
 from kvps.protocol.recovery import LOOK_S
 from kvps.transport.opening import find_transport
 from kvps.transport.shm import ShmTransport
-from kvps_aggregator.checkpoints import Checkpoints, Saver
+from kvps_aggregator.checkpoints import AS_USUAL, Checkpoints, HistoryWriter, KeptLog
 from kvps_aggregator.eviction_guard import EvictionGuard
 from kvps_aggregator.failover import go_back
 from kvps_aggregator.leases import LeaseKeeper, Leases
-from kvps_aggregator.log_keeper import AS_USUAL, KeptLog, LogKeeper
 from kvps_aggregator.nearness import Near, ShardChoice
 from kvps_aggregator.shard.garbage import Sweeper
 from kvps_aggregator.shard.shard import Shard
@@ -63,8 +62,7 @@ class HeldShards:
     leases  their leases, which a thread renews
     choice  says which shards to take, and which to give up
     traces  the times of their versions
-    saver   writes checkpoints, if the user wants any
-    keeper  keeps the commit log short
+    history    writes checkpoints, and keeps the commit log short
     evictions  ends the work where the server has deleted keys
     """
 
@@ -74,15 +72,14 @@ class HeldShards:
         stop: threading.Event,
         eligible: list[int],
         options: AggregatorOptions,
-        keeper: LeaseKeeper | None = None,
+        keeper: LeaseKeeper | None,
     ) -> None:
-        """`eligible` are the shards that it may hold. Without a `keeper` it has its own."""
+        """`eligible` are the shards that it may hold. Without a `keeper` of leases it has its own."""
         self.shards: dict[int, Shard] = {}
         self.leases = Leases(job, keeper)
         self.choice = ShardChoice(job, self.leases.holder, eligible, options.near)
         self.traces = ShardTraces(job)
-        self.saver = Saver(job, options.checkpoints, self.flush) if options.checkpoints else None
-        self.keeper = LogKeeper(job, options.log)
+        self.history = HistoryWriter(job, options.checkpoints, options.log, self.flush)
         self.evictions = EvictionGuard(job)
         self._last_messages: dict[str, str] = {}  # by what they are about
         self._job = job
@@ -206,9 +203,7 @@ class HeldShards:
             storage = ShmStorage(job, job.access.transport, term, arrays, record is None, memory_lost)
         else:
             storage = RedisStorage(job, number, term, arrays)
-        shard = Shard(job, number, term, arrays, storage, record)
-        shard.spans = self.traces.of(number)
-        return shard
+        return Shard(job, term, arrays, storage, self.traces.of(number), record)
 
     def drop(self, shard: Shard) -> None:
         """Forget a shard that another aggregator holds, or whose arrays are not the committed version."""
@@ -234,8 +229,8 @@ class HeldShards:
             shard.storage.retire()
         self.flush()  # before the sweep: over shared memory, what Redis had before is dead then
         self.sweep()
-        if self.saver and 0 in self.shards:
-            self.saver.finish()
+        if 0 in self.shards:
+            self.history.finish()
         for number, shard in list(self.shards.items()):
             shard.storage.finish()
             self.leases.give_up(number)
@@ -267,9 +262,7 @@ class HeldShards:
         pin = self._pin_in(text)
         shard.promote(pin.version if pin else None)
         if shard.number == 0:
-            self.keeper.committed(shard.version)
-            if self.saver:
-                self.saver.committed(shard.version)
+            self.history.committed(shard.version)
         self._free(shard, wait=True)
 
     def _pin_in(self, text: str | None) -> Pin | None:

@@ -123,7 +123,7 @@ class Leases:
     `renewing` is held during a renewal: a renewal after its shard was given up would take the shard back.
     """
 
-    def __init__(self, job: Job, keeper: LeaseKeeper | None = None) -> None:
+    def __init__(self, job: Job, keeper: LeaseKeeper | None) -> None:
         config = job.config
         self.newest = 0  # the newest version that this process has seen
         self.holder = f"{process.mark(os.getpid())}:{secrets.token_hex(3)}"

@@ -181,8 +181,8 @@ class Checkpoint:
     def _tensors(self) -> dict[str, Array]:
         tensors: dict[str, Array] = dict(self.layout.views(self.weights))
         for slot, array in self.slots.items():
-            views = self.layout.views(array)
-            tensors |= {_state_name(self.layout, slot, name): view for name, view in views.items()}
+            named = self.layout.views(array).items()
+            tensors |= {_state_name(self.layout, slot, name): values for name, values in named}
         return tensors
 
     def _metadata(self) -> dict[str, str]:

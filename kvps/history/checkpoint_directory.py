@@ -33,8 +33,7 @@ def listed(directory: Path) -> Iterator[tuple[Path, Checkpoint | None]]:
 
 def jobs_in(directory: Path) -> set[str]:
     """Return the names of the jobs of which a directory has checkpoints."""
-    matches = (_named().fullmatch(path.name) for path in directory.glob(f"[!.]*{SUFFIX}"))
-    return {match["job"] for match in matches if match}
+    return {match["job"] for _, match in _files(directory)}
 
 
 def ended_file(directory: Path, run: str, id: str) -> Path:
@@ -54,11 +53,9 @@ def newest(directory: Path, job: str) -> Newest | None:
     Successive jobs of one name have ids of their own, and the job that wrote last is the newest. Its files follow each
     other by version: their times say nothing of hosts whose clocks differ. Raises CorruptData if all are damaged.
     """
-    name = _named(job)
     of_id = dict[str, list[tuple[int, Path]]]()
-    for path in directory.glob(f"[!.]*{SUFFIX}"):
-        if match := name.fullmatch(path.name):
-            of_id.setdefault(match["id"], []).append((int(match["version"]), path))
+    for path, match in _files(directory, job):
+        of_id.setdefault(match["id"], []).append((int(match["version"]), path))
     if not of_id:
         return None
     damaged: list[str] = []
@@ -76,8 +73,7 @@ def newest(directory: Path, job: str) -> Newest | None:
 
 def holds(directory: Path, job: str, id: str, version: int) -> bool:
     """Return whether a directory has a job's checkpoint of this version."""
-    matches = (_named(job, id).fullmatch(path.name) for path in directory.glob(f"[!.]*{SUFFIX}"))
-    return any(match and int(match["version"]) == version for match in matches)
+    return any(int(match["version"]) == version for _, match in _files(directory, job, id))
 
 
 def passed_over(found: Newest) -> str:
@@ -87,12 +83,14 @@ def passed_over(found: Newest) -> str:
 
 def prune(directory: Path, job: str, id: str, keep: int) -> None:
     """Delete all but a job's last `keep` files."""
-    name = _named(job, id)
-    for path in sorted(path for path in directory.iterdir() if name.fullmatch(path.name))[:-keep]:
+    for path in sorted(path for path, _ in _files(directory, job, id))[:-keep]:
         path.unlink(missing_ok=True)
 
 
-def _named(job: str = "", id: str = "") -> re.Pattern[str]:
-    """Return the pattern of the names of a job's files, or of any job's."""
+def _files(directory: Path, job: str = "", id: str = "") -> Iterator[tuple[Path, re.Match[str]]]:
+    """Yield the files that have the names of a job's checkpoints, or of any job's, and the parts of these names."""
     job, of = re.escape(job) or NAME.pattern, re.escape(id) or "[0-9a-f]{8}"
-    return re.compile(rf"(?P<job>{job})\.(?P<id>{of})-(?P<version>[0-9]{{8,16}}){re.escape(SUFFIX)}", re.ASCII)
+    name = re.compile(rf"(?P<job>{job})\.(?P<id>{of})-(?P<version>[0-9]{{8,16}}){re.escape(SUFFIX)}", re.ASCII)
+    for path in directory.glob(f"[!.]*{SUFFIX}"):
+        if match := name.fullmatch(path.name):
+            yield path, match

@@ -13,12 +13,17 @@ _PAGE = 500
 _BEFORE_JOIN = 32  # entries, among which the first join is looked for, as in trim.lua
 
 
+def page_after(client: Client, stream: str, after: str) -> list[Entry]:
+    """Return the next page of the entries of a stream after the id `after`, oldest first."""
+    return [(id, fields) for id, fields in client.call("XRANGE", stream, f"({after}", "+", "COUNT", _PAGE)]
+
+
 def entries_after(client: Client, stream: str, after: str) -> Iterator[Entry]:
     """Yield the entries of a stream after the id `after`, oldest first, up to its end as it is when the last page is
     read. A page that is not full is the last: a stream that grows faster than it is read never has an empty one."""
     while True:
-        page = client.call("XRANGE", stream, f"({after}", "+", "COUNT", _PAGE)
-        yield from ((id, fields) for id, fields in page)
+        page = page_after(client, stream, after)
+        yield from page
         if len(page) < _PAGE:
             return
         after = page[-1][0]
@@ -38,8 +43,7 @@ class LogStream:
 
     def page(self, after: str) -> list[Entry]:
         """Return the next page of the entries after the entry `after`."""
-        reply = self._access.client.call("XRANGE", self._access.keys.commits, f"({after}", "+", "COUNT", _PAGE)
-        return [(entry, fields) for entry, fields in reply]
+        return page_after(self._access.client, self._access.keys.commits, after)
 
     def entries(self, after: str = "0-0") -> Iterator[Entry]:
         """Yield the entries after the entry `after`, see `entries_after`."""

@@ -49,12 +49,12 @@ def write_tensors(what: str, path: Path, tensors: Mapping[str, Array], metadata:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.write(head)
-            state = xxhash.xxh3_128(head)
+            hasher = xxhash.xxh3_128(head)
             for memory in map(view, arrays.values()):
                 file.write(memory)
-                state.update(memory)
+                hasher.update(memory)
             file.seek(place.start(1))
-            file.write(state.hexdigest().encode())
+            file.write(hasher.hexdigest().encode())
             file.flush()
             os.fsync(file.fileno())
             aside.replace(path)
@@ -112,8 +112,8 @@ def _digests(file: BinaryIO) -> tuple[int, bytes, bytes]:
     match = _DIGEST.search(header)
     if not match:
         raise ValueError("there is no digest in its header")
-    state = xxhash.xxh3_128(length)
-    state.update(header[: match.start(1)] + _UNKNOWN.encode() + header[match.end(1) :])
+    hasher = xxhash.xxh3_128(length)
+    hasher.update(header[: match.start(1)] + _UNKNOWN.encode() + header[match.end(1) :])
     while piece := file.read(_PIECE):
-        state.update(piece)
-    return 8 + match.start(1), match[1], state.hexdigest().encode()
+        hasher.update(piece)
+    return 8 + match.start(1), match[1], hasher.hexdigest().encode()

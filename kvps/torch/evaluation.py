@@ -10,6 +10,7 @@ import torch
 from kvps import launch
 from kvps.job import Job
 from kvps.launch import EvaluatorContext
+from kvps.machine import launcher
 from kvps.torch.loading import fill_with
 
 Evaluate = Callable[[torch.nn.Module, Job], Mapping[str, Any]]
@@ -28,7 +29,7 @@ def evaluates(model: torch.nn.Module, *, name: str = "") -> Callable[[Evaluate],
     """
 
     def decorate(evaluate: Evaluate) -> Evaluate:
-        if launch.is_evaluator():
+        if launcher.evaluates():
             with launch.from_env() as run:
                 assert isinstance(run, EvaluatorContext)
                 job = run.next_job(name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import kvps_aggregator
 import numpy as np
-from kvps_aggregator.log_keeper import KeptLog
+from kvps_aggregator.checkpoints import KeptLog
 from kvps_aggregator.nearness import Near
 
 from kvps.arrays.layout import DTYPE

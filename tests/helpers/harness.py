@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 from kvps_aggregator import Aggregator, AggregatorOptions
-from kvps_aggregator.checkpoints import Checkpoints
-from kvps_aggregator.log_keeper import AS_USUAL, KeptLog
+from kvps_aggregator.checkpoints import AS_USUAL, Checkpoints, KeptLog
 from kvps_aggregator.nearness import Near
 from kvps_aggregator.version_maker import Outcome
 from kvps_monitor.spans import Traces

@@ -14,8 +14,7 @@ from helpers.faults import MortalServer
 from helpers.harness import aggregating, await_version, check_chain, gradient, log_entries, model, work_on
 from helpers.servers import private_directory
 from helpers.waiting import eventually
-from kvps_aggregator.checkpoints import Checkpoints
-from kvps_aggregator.log_keeper import KeptLog
+from kvps_aggregator.checkpoints import Checkpoints, KeptLog
 from kvps_aggregator.shard import mirror
 from kvps_cli.prove.verify import proof_of
 from kvps_monitor.loggers.rows import RowReader
@@ -213,7 +212,7 @@ def test_one_of_several_aggregators_writes(store: Store, tmp_path: Path) -> None
 def test_a_full_disk_stops_no_training(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = store.create_job("job", model(), **PATIENT)
     train_to(job, 5, 1, Checkpoints(tmp_path / "gone", 2))
-    assert "job job: could not write checkpoint" in caplog.text
+    assert "job job: no checkpoint was written: could not write checkpoint" in caplog.text
     assert (job.state().version, job.state().moved) == (5, 0)
 
 

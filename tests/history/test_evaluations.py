@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers.arrays import assert_same_bits
 from helpers.harness import aggregating, await_version, check_chain, gradient, log_entries, model, plain_loop
-from kvps_aggregator.log_keeper import KeptLog
+from kvps_aggregator.checkpoints import KeptLog
 from kvps_cli.serve.acl import url_for
 from safetensors import safe_open
 from safetensors.numpy import load_file

@@ -80,7 +80,7 @@ WRITES = {  # who makes files or directories: which
     "workers/kvps_workers/training_loop.py": "acknowledgements, for --kill-every",
 }
 JOINS = {  # where a path is joined to a name that the source does not say: why it stays in its directory
-    "aggregator/kvps_aggregator/checkpoints.py: Saver._write": "Checkpoint.filename went through file_name",
+    "aggregator/kvps_aggregator/checkpoints.py: HistoryWriter._keep": "Checkpoint.filename went through file_name",
     "cli/kvps_cli/train/stop.py: keep": "Checkpoint.filename went through file_name",
     "cli/kvps_cli/prove/checkpoint.py: save": "the last part of the path in --to, or Checkpoint.filename",
     "kvps/connection/stand_in_process.py: _lives": "a number",

@@ -18,7 +18,7 @@ from helpers.internals import abandon, segments_of
 from helpers.shared_memory import OVER_SHM, bits, commit_all, committed, recoveries, take, train
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator, Outcome, serve
-from kvps_aggregator.log_keeper import KeptLog
+from kvps_aggregator.checkpoints import KeptLog
 
 import kvps
 from kvps.store import Store
@@ -174,7 +174,7 @@ def test_what_a_loss_would_undo_is_not_cut_from_the_log(store: Store) -> None:
         train(session, aggregator, 10)
         aggregator.held.flush()
         train(session, aggregator, 8)
-        aggregator.held.keeper.close()
+        aggregator.held.history.close()
         abandon(session)
     kept, before = job.access.transport.safe_version(99), job.state()
     assert 1 < before.moved <= kept

@@ -55,16 +55,16 @@ class Shard:
     """
 
     def __init__(
-        self, job: Job, number: int, term: str, arrays: ShardArrays, storage: Storage, record: Path | None = None
+        self, job: Job, term: str, arrays: ShardArrays, storage: Storage, spans: VersionSpans, record: Path | None
     ) -> None:
-        self.number = number
+        self.number = arrays.number
         self.term = term
         self.storage = storage
         self.version = 0
         self.begun: Plan | None = None
         self.staged: Plan | None = None
         self.measured: Measured | None = None
-        self.spans = VersionSpans(job, number, None)
+        self.spans = spans
         self._job = job
         self._arrays = arrays
         self._format = format_of(job.config.gradient_format)

@@ -68,11 +68,9 @@ class ChunkTimer:
 
 
 class VersionSpans:
-    """The times of one shard's versions. `entries` are those that are not written yet, see `JobScripts.trace`.
+    """The times of one shard's versions. `entries` are those that are not written yet, see `JobScripts.trace`."""
 
-    Without a clock there are none: a shard that is just opened has no other yet."""
-
-    def __init__(self, job: Job, number: int, clock: ServerClock | None) -> None:
+    def __init__(self, job: Job, number: int, clock: ServerClock) -> None:
         self.entries: list[str] = []
         self._clock = clock
         self._began = self._made = self._measured = self._waited = 0.0
@@ -103,7 +101,7 @@ class VersionSpans:
 
     def committed(self, plan: Plan) -> None:
         """Note that `ready` was called for the plan's version."""
-        began_us = self._clock.micros(self._began) if self._clock else None
+        began_us = self._clock.micros(self._began)
         if began_us is None:
             return
         phases = self._phases() | {"commit": time.perf_counter() - self._made}

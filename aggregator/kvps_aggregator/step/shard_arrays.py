@@ -71,7 +71,7 @@ class ShardArrays:
         self._scratch = threading.local()
         self._config = config
         self._layout = layout
-        self._number = number
+        self.number = number
         self._stretches = _stretches(config.optimizer, layout, number)
 
     def _empty(self) -> Array:
@@ -141,7 +141,7 @@ class ShardArrays:
         """Return the stretches of a chunk, cut also where parameters are or were left out."""
         if not left_out and not self.skipped:
             return self._stretches[chunk.number]
-        pieces = self._layout.pieces[self._number][chunk.number]
+        pieces = self._layout.pieces[self.number][chunk.number]
         return _cut(pieces, chunk.start - self.low, self._settings, left_out, self.skipped)
 
     def _skipped_with(self, left_out: Set[int]) -> Mapping[int, int]:
@@ -202,10 +202,10 @@ class ShardArrays:
     def advance_view(self, chunk: Chunk) -> None:
         """Make a chunk of the next view, if there is one, from the next weights."""
         if self._pull_format:
-            weights, view, out = (
+            weights, before, out = (
                 self.stretch(array, chunk) for array in (self.next_weights, self.state[VIEW], self.next_state[VIEW])
             )
-            advance(self._pull_format, weights, view, out, self.scratch(out.size), self._differences[chunk.number])
+            advance(self._pull_format, weights, before, out, self.scratch(out.size), self._differences[chunk.number])
 
     def pulled(self, chunk: Chunk) -> Bytes:
         """Return what workers pull of a chunk of the next version, if that is the difference to their view; it is valid
@@ -276,9 +276,9 @@ def _cut(
 
     stretches = []
     for (_, is_left_out, count), group in groupby(pieces, kind):
-        run = list(group)
-        stop = start + sum(piece.stop - piece.start for piece in run)
-        stretches.append(_Stretch(settings[run[0].number], start, stop, is_left_out, count))
+        alike = list(group)
+        stop = start + sum(piece.stop - piece.start for piece in alike)
+        stretches.append(_Stretch(settings[alike[0].number], start, stop, is_left_out, count))
         start = stop
     return stretches
 

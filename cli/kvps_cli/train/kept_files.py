@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from kvps_aggregator.checkpoints import Checkpoints
-from kvps_aggregator.log_keeper import AS_USUAL, KeptLog
+from kvps_aggregator.checkpoints import AS_USUAL, Checkpoints, KeptLog
 from kvps_monitor.loggers.targets import Target
 from kvps_monitor.loggers.training_log import TrainingLog
 

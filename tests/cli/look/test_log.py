@@ -12,7 +12,7 @@ from helpers.commands import KVPS, Started, kvps_run, refused
 from helpers.digits_job import digits_job
 from helpers.harness import aggregating, await_version, gradient, model, work_on
 from helpers.waiting import eventually
-from kvps_aggregator.log_keeper import KeptLog
+from kvps_aggregator.checkpoints import KeptLog
 
 import kvps
 from kvps.errors import counted
