@@ -33,24 +33,24 @@ def test_it_gives_the_plain_loops_weights_bit_for_bit_as_processes_do(
 ) -> None:
     """Those of processes are held against the same loop in test_run. In two parts: the second goes on."""
     with kvps.local(model(), workers=3, shards=2, optimizer=SGD) as job:
-        _same(job.train(gradient, rounds=25), plain_loop(model(), 3, 25, 0.05))
-        _same(job.train(gradient, rounds=25), plain_loop(model(), 3, 50, 0.05))
-        assert check_chain(job) == 50
+        _same(job.train(gradient, rounds=10), plain_loop(model(), 3, 10, 0.05))
+        _same(job.train(gradient, rounds=10), plain_loop(model(), 3, 20, 0.05))
+        assert check_chain(job) == 20
         assert private_server.running()
     assert private_server.running() is None
 
 
 @pytest.mark.parametrize("staleness", [2, -1])
-def test_in_the_other_modes_it_ends_and_keeps_the_bound(home: Path, staleness: int) -> None:
-    with kvps.local(model(), workers=3, staleness=staleness, optimizer=SGD) as job:
-        job.train(lambda params, rank, round_: (0.5, gradient(params, rank, round_)), rounds=30)
-        assert job.state().clock == {"w0": 30, "w1": 30, "w2": 30}
+def test_in_the_other_modes_it_ends_and_keeps_the_bound(store: Store, staleness: int) -> None:
+    with kvps.local(model(), url=store.url, workers=3, staleness=staleness, optimizer=SGD) as job:
+        job.train(lambda params, rank, round_: (0.5, gradient(params, rank, round_)), rounds=12)
+        assert job.state().clock == {"w0": 12, "w1": 12, "w2": 12}
         assert staleness < 0 or staleness_used(job, 3) <= staleness
 
 
-def test_sessions_by_hand(home: Path) -> None:
+def test_sessions_by_hand(store: Store) -> None:
     """As in the cells of a notebook: two workers in turns, on one thread."""
-    job = kvps.local({"x": np.zeros(2, np.float32)}, workers=2, optimizer=kvps.SGD(lr=1.0))
+    job = kvps.local({"x": np.zeros(2, np.float32)}, url=store.url, workers=2, optimizer=kvps.SGD(lr=1.0))
     sessions = [job.join(), job.join()]
     for _ in range(2):
         params = [session.pull() for session in sessions]
@@ -65,13 +65,13 @@ def test_sessions_by_hand(home: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"min_workers": 3}])
-def test_what_a_gradient_raises_is_raised_and_the_job_can_go_on(home: Path, settings: dict[str, int]) -> None:
+def test_what_a_gradient_raises_is_raised_and_the_job_can_go_on(store: Store, settings: dict[str, int]) -> None:
     def unlucky(params: dict, rank: int, round_: int) -> dict:
         if (rank, round_) == (1, 5):
             raise RuntimeError("unlucky")
         return gradient(params, rank, round_)
 
-    with kvps.local(model(), workers=3, optimizer=SGD, **settings) as job:
+    with kvps.local(model(), url=store.url, workers=3, optimizer=SGD, **settings) as job:
         with pytest.raises(RuntimeError, match="unlucky"):
             job.train(unlucky, rounds=10)
         assert not any(thread.name.startswith("kvps-w") for thread in threading.enumerate())
@@ -80,8 +80,8 @@ def test_what_a_gradient_raises_is_raised_and_the_job_can_go_on(home: Path, sett
         check_chain(job)
 
 
-def test_a_gradient_that_does_not_fit_is_said(home: Path) -> None:
-    with kvps.local(model(), workers=2, optimizer=SGD) as job:
+def test_a_gradient_that_does_not_fit_is_said(store: Store) -> None:
+    with kvps.local(model(), url=store.url, workers=2, optimizer=SGD) as job:
         with pytest.raises(kvps.LayoutMismatch, match="missing"):
             job.train(lambda params, rank, round_: {"W": params["W"]}, rounds=2)
         with pytest.raises(kvps.InvalidSetting, match="rounds"):
@@ -104,7 +104,7 @@ def test_an_aggregator_that_fails_is_heard(home: Path, monkeypatch: pytest.Monke
     assert private_server.running() is None
 
 
-def test_who_waits_for_a_unit_hears_that_the_aggregator_has_failed(home: Path) -> None:
+def test_who_waits_for_a_unit_hears_that_the_aggregator_has_failed(store: Store) -> None:
     """The unit that was pushed is never committed, and no other is free."""
     pushed = threading.Event()
 
@@ -112,7 +112,7 @@ def test_who_waits_for_a_unit_hears_that_the_aggregator_has_failed(home: Path) -
         assert pushed.wait(90)
         raise kvps.CorruptData("flipped bits")
 
-    job = kvps.local(model(), aggregator=fail, optimizer=SGD, staleness=-1, units=1)
+    job = kvps.local(model(), url=store.url, aggregator=fail, optimizer=SGD, staleness=-1, units=1)
     with job.join("w0") as session:
         assert session.next_unit() == 0
         session.push(gradient(session.pull(), 0, 0))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import kvps
@@ -96,6 +96,7 @@ def test_too_many_samples_are_refused() -> None:
         kvps.partition(2**63, 1, 0)
 
 
+@settings(max_examples=30)
 @given(
     samples=st.integers(1, 200),
     size=st.integers(1, 50),

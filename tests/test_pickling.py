@@ -15,6 +15,7 @@ import kvps
 from kvps.store import Store
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_job_opens_anew_where_it_is_unpickled(store: Store) -> None:
     job = store.create_job("job", model(), workers=1)
     code = "import pickle, sys; job = pickle.load(sys.stdin.buffer); session = job.join('w0'); session.pull()\n"

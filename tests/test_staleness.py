@@ -15,10 +15,10 @@ from kvps.store import Store
 
 pytestmark = pytest.mark.contract
 
-ROUNDS = 50
+ROUNDS = 20
 
 
-@pytest.mark.parametrize(("workers", "shards"), [(1, 3), (2, 1), (4, 3)])
+@pytest.mark.parametrize(("workers", "shards"), [(1, 3), (4, 3)])
 def test_bsp_equals_the_plain_loop_bit_for_bit(store: Store, workers: int, shards: int) -> None:
     job = store.create_job("bits", model(), workers=workers, shards=shards, optimizer=kvps.SGD(lr=0.05))
     with aggregating(job):
@@ -42,12 +42,11 @@ def test_two_aggregators_with_a_shard_each_give_the_same_bits(store: Store) -> N
         assert value.tobytes() == want[name].tobytes()
 
 
-@pytest.mark.parametrize("optimizer", [kvps.SGD(0.1, momentum=0.9, nesterov=True), kvps.Adagrad(), kvps.AdamW()])
-def test_an_aggregator_goes_on_with_the_optimizer_state_of_another(store: Store, optimizer: kvps.SGD) -> None:
+def test_an_aggregator_goes_on_with_the_optimizer_state_of_another(store: Store) -> None:
     """One run with one aggregator, one whose aggregator is replaced in the middle: the same weights."""
     results = []
     for name, breaks in (("whole", 1), ("broken", 3)):
-        job = store.create_job(name, model(), optimizer=optimizer, shards=2)
+        job = store.create_job(name, model(), optimizer=kvps.AdamW(), shards=2)
         with job.join("w0") as session:
             for part in range(breaks):
                 with aggregating(job):
@@ -61,7 +60,7 @@ def test_an_aggregator_goes_on_with_the_optimizer_state_of_another(store: Store,
 @pytest.mark.parametrize(("staleness", "reaches_past"), [(0, None), (1, None), (3, None), (-1, 3)])
 def test_the_bound_holds_and_asp_goes_past_it(store: Store, staleness: int, reaches_past: int | None) -> None:
     """One of three workers is five times as slow. Read from the log, not from the workers' word."""
-    workers, rounds = 3, 40
+    workers, rounds = 3, 20
     job = store.create_job("bound", model(), staleness=staleness, workers=workers, optimizer=kvps.SGD(lr=0.01))
     slowness = {0: 0.010}
 
@@ -83,7 +82,7 @@ def test_the_bound_holds_and_asp_goes_past_it(store: Store, staleness: int, reac
 
 @pytest.mark.parametrize(("staleness", "shards"), [(0, 1), (2, 2), (-1, 2)])
 def test_the_weights_are_exactly_the_sum_of_what_was_acknowledged(store: Store, staleness: int, shards: int) -> None:
-    workers, rounds = 3, 60
+    workers, rounds = 3, 20
     start = {"a": np.zeros((5, 3), np.float32), "b": np.zeros(7, np.float32)}
     job = store.create_job(
         "sum", start, staleness=staleness, workers=workers, shards=shards, reduction="sum", optimizer=kvps.SGD(lr=1.0)

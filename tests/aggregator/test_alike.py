@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import kvps_run
 from helpers.harness import Params, aggregating, gradient, model, work
 
 from kvps.session.session import Session
@@ -62,25 +59,3 @@ def test_the_same_gradients_of_all_workers_are_told_once(
     with aggregating(job):
         work(job, 6, step, workers)
     assert [record.getMessage() for record in caplog.records if record.name == "kvps.commit"] == lines
-
-
-SCRIPT = """
-import kvps
-from helpers.harness import gradient, model
-
-with kvps.from_env() as worker:
-    job = worker.create_job(model())
-    with job.join(worker.id) as session:
-        while session.round < 8:
-            session.push(gradient(session.pull(), 0, session.round))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("home", "forked")
-def test_a_user_of_kvps_run_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    monkeypatch.chdir(tmp_path)
-    done = kvps_run("run", "-w", "2", "--job", "job", "--", sys.executable, "train.py")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count(LINE) == 1

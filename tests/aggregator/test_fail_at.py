@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers.fail_at import AGGREGATOR, POINTS, WORKER, Killed, Process
 from helpers.harness import Params, check_chain, gradient, large_model, model, plain_loop
+from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator import Aggregator
 
@@ -165,6 +166,7 @@ def test_a_process_that_fails_at_a_point_changes_no_bit(store: Store, point: str
     _survives(store, point, nth, sleep, "redis")
 
 
+@pytest.mark.parametrize("transport", ["shm", *slowly(["redis"])])
 @pytest.mark.parametrize(("point", "nth", "sleep"), _cases((SLEEPS, DIES), list(POINTS)))
 def test_the_other_kind_of_fault_changes_none_either(
     store: Store, transport: str, point: str, nth: int, sleep: bool
@@ -173,6 +175,7 @@ def test_the_other_kind_of_fault_changes_none_either(
     _survives(store, point, nth, sleep, "redis" if point in OF_CHUNKS else transport)
 
 
+@pytest.mark.slow  # each of both is killed alone above
 @pytest.mark.parametrize("point", AGGREGATOR)
 def test_a_holder_and_a_worker_may_die_in_one_job(store: Store, point: str) -> None:
     """The holder dies at this point, and a worker while its push is on its way."""

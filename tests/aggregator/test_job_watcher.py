@@ -48,6 +48,7 @@ def watching(store: Store, warnings: list[str] | None = None, allow: Sequence[st
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is left soon after its last worker, and looked at again soon after it could not be served."""
+    monkeypatch.setattr(job_watcher, "_LIST_MS", 50)
     monkeypatch.setattr(job_watcher, "_LINGER_S", 0.2)
     monkeypatch.setattr(job_watcher, "_AGAIN_S", 0.2)
     monkeypatch.setattr(job_watcher, "_MOST_AGAIN_S", 5.0)
@@ -329,8 +330,11 @@ def test_idle_jobs_get_a_new_history_before_a_worker_joins(tmp_path: Path) -> No
 # -- code of users ------------------------------------------------------------------------------------------------
 
 
-def test_code_that_another_users_job_names_is_not_imported(store: Store, own_rules: Path, quick: None) -> None:
+def test_code_that_another_users_job_names_is_not_imported(
+    store: Store, own_rules: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The job is left to others with one line, and harms no other job."""
+    monkeypatch.setattr(job_watcher, "_MOST_AGAIN_S", 0.5)
     settings = {"optimizer": "own_rules:Momentum:lr=1.0", "reduction": "own_rules:median", "transport": "redis"}
     job = store.create_job("theirs", ONE, **settings)
     del sys.modules["own_rules"]

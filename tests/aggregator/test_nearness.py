@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.clusters import Cluster, ClusterNode, running_cluster
-from helpers.commands import kvps_run
 from helpers.harness import abandoned, aggregating, check_chain, gradient, model, plain_loop
 from helpers.internals import held_by
 from helpers.waiting import eventually
+from kvps_aggregator import serve
 from kvps_aggregator.nearness import Near
 
 import kvps
@@ -150,10 +150,8 @@ def test_text_that_is_no_node_is_refused(text: str) -> None:
 
 
 def test_without_a_cluster_nothing_is_near(store: Store) -> None:
-    done = kvps_run("aggregator", "start", "--redis", store.url, "--near", "auto")
-    assert done.returncode == 2, done.stderr
-    assert "--near is for a cluster: this server has the bytes of all shards" in done.stderr
-    assert "Traceback" not in done.stderr
+    with pytest.raises(InvalidSetting, match="--near is for a cluster: this server has the bytes of all shards"):
+        serve(store.create_job("job", model()), near=Near(["auto"]))
 
 
 def test_a_node_that_no_slot_names_is_only_a_warning(cluster: Cluster, job: Job, caplog: Any) -> None:

@@ -163,12 +163,12 @@ def test_random_arrivals_count_as_in_a_sequential_loop(
         "job", model(), workers=4, staleness=staleness, shards=shards, worker_timeout_ms=60_000, **settings
     )
     fleet = Fleet(job, staleness + 10 * shards, tmp_path)
-    fleet.run(70)
+    fleet.run(45)
     fleet.kill()
     middle = job.checkpoint()
-    fleet.run(70)
+    fleet.run(45)
     fleet.kill()
-    fleet.run(70)
+    fleet.run(45)
     fleet.end()
     assert check(job, fleet.pushed) > 1
     assert proved(job, tmp_path).by == "recorded"

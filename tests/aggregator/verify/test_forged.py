@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.harness import aggregating, gradient, log_entries, model
 from helpers.internals import fall_silent
-from kvps_aggregator.verify.replay import prove
+from kvps_aggregator.verify.replay import Proof, prove
 
 import kvps
 from kvps.arrays.layout import DTYPE
@@ -90,13 +91,18 @@ class Forged(LogStream):
     def __init__(self, entries: list[Entry], state: State) -> None:
         self.log = [(id, dict(fields)) for id, fields in entries]
         self.state = state
-        self.plans = [json.loads(fields["plan"]) for _, fields in self.log if fields["kind"] == "commit"]
+        self.commits = [fields for _, fields in self.log if fields["kind"] == "commit"]
+        self.plans = [json.loads(fields["plan"]) for fields in self.commits]
 
     def page(self, after: str) -> list[Entry]:
         return [entry for entry in self.log if _place(entry[0]) > _place(after)]
 
     def entries(self) -> Iterator[Entry]:
         return iter(self.log)
+
+    def drop(self, number: int) -> None:
+        """Leave out a commit."""
+        self.log.remove(next(entry for entry in self.log if entry[1] is self.commits[number]))
 
     def contribution(self, number: int, place: int = 0) -> Contribution:
         return Contribution.from_text(self.plans[number]["contributions"][place])
@@ -107,16 +113,14 @@ class Forged(LogStream):
 
     def made_anew(self) -> Forged:
         """Make the chain anew, with the progress and the clocks that its plans have."""
-        head, plans, progress = self.state.begin.head, iter(self.plans), 0
-        clock = dict.fromkeys(self.state.clock, 0)
-        for _, fields in self.log:
-            if fields["kind"] == "commit":
-                plan = next(plans) | {"head": head, "progress": progress}
-                progress += len(plan["contributions"])
-                for text in plan["contributions"]:
-                    clock[text.split()[0]] += 1
-                fields["plan"] = json.dumps(plan, separators=(",", ":"))
-                fields["head"] = head = chained(head, fields["plan"], tuple(fields["shards"].split(",")))
+        head, progress = self.state.begin.head, 0
+        clock = Counter(dict.fromkeys(self.state.clock, 0))
+        for fields, before in zip(self.commits, self.plans, strict=True):
+            plan = before | {"head": head, "progress": progress + before.get("more_progress", 0)}
+            progress += len(plan["contributions"])
+            clock.update(text.split()[0] for text in plan["contributions"])
+            fields["plan"] = json.dumps(plan, separators=(",", ":"))
+            fields["head"] = head = chained(head, fields["plan"], tuple(fields["shards"].split(",")))
         self.state = replace(self.state, head=head, clock=clock)
         return self
 
@@ -125,14 +129,15 @@ def _place(id: str) -> tuple[int, ...]:
     return tuple(map(int, id.split("-")))
 
 
-def _differs(job: Job, forged: Forged) -> str:
+def _proof(job: Job, forged: Forged) -> Proof:
     flat = np.empty(job.layout.size, DTYPE)
     version = job.access.reader.fetch(job.state(), flat).version
-    return prove(Log(forged, forged.state), forged.state, job.config, job.layout, (version, flat), None).differs
+    return prove(Log(forged, forged.state), forged.state, job.config, job.layout, (version, flat), None)
 
 
 # -- forgeries: each changes a log, and returns the words that name it; None where the mode has no such thing ----------
 
+BROKEN = "commit 5: the chain is broken"
 Forgery = Callable[[Forged, Any], str | None]
 
 
@@ -282,7 +287,30 @@ def rejected(f: Forged, config: Any) -> str:
     return "is rejected, and no entry says why"
 
 
+def progress(f: Forged, config: Any) -> str:
+    f.plans[5]["more_progress"] = 1
+    return "commit 6: its progress is "
+
+
+def version(f: Forged, config: Any) -> str:
+    f.plans[5]["version"] = 7
+    return "commit 6: its plan is for version 7"
+
+
+def contributed(words: str, **values: Any) -> Forgery:
+    """Return what changes a contribution of commit 5 to nonsense."""
+
+    def forge(f: Forged, config: Any) -> str:
+        f.change(4, **values)
+        return words
+
+    return forge
+
+
 FORGERIES: list[Forgery] = [
+    progress, version, contributed("commit 5: it holds a contribution of 'w7', which never joined", worker="w7"),
+    contributed("on version 99, which did not exist yet", base=99),
+    contributed("has 2 digests, the job 1 s", digest="a,b"),
     unit_twice, unit_missing, dropped, last_dropped, twice, gap, seq_twice, divisor, rate, rate_left_out, set_deleted,
     set_moved(2), set_moved(-3), weight, zeros, staler, rank, ranks_swapped, rejected,
 ]  # fmt: skip
@@ -293,12 +321,36 @@ def test_each_forgery_is_named_though_the_chain_was_made_anew(store: Store, mode
     job = _honest(store, **MODES[mode])
     entries, state = list(log_entries(job)), job.state()
     assert state.version >= 12
-    assert _differs(job, Forged(entries, state)) == "", "the log is honest"
-    assert _differs(job, Forged(entries, state).made_anew()) == "", "and nothing else has changed"
+    assert _proof(job, Forged(entries, state)).differs == "", "the log is honest"
+    assert _proof(job, Forged(entries, state).made_anew()).differs == "", "and nothing else has changed"
     for forge in FORGERIES:
         forged = Forged(entries, state)
         words = forge(forged, job.config)
         if words is not None:
-            differs = _differs(job, forged.made_anew())
+            differs = _proof(job, forged.made_anew()).differs
             assert differs.startswith(("commit ", "version ")), f"{mode}: {forge.__name__} passes"
             assert words in differs, (mode, forge.__name__, differs)
+
+
+UNCHAINED: list[tuple[Callable[[Forged], object], str]] = [
+    (lambda f: f.commits[4].update(plan=f.commits[4]["plan"].replace('"divisor":', '"divisor":1')), BROKEN),
+    (lambda f: f.commits[4].update(shards=f.commits[4]["shards"][:-4] + "0bad"), BROKEN),
+    (lambda f: f.commits[4].update(head=f.commits[3]["head"]), BROKEN),
+    (lambda f: f.drop(4), "commit 5: it is missing from the log: commit 6 stands in its place"),
+    (lambda f: f.drop(-1), "it is missing from the log, which ends before it"),
+    (lambda f: f.log.clear(), "commit 1: it is missing from the log, which ends before it"),
+    (lambda f: f.commits[4].update(plan="{"), "commit 5 cannot be read from its log entry"),
+    (lambda f: f.commits[4].pop("shards"), "commit 5 cannot be read from its log entry"),
+    (lambda f: setattr(f, "state", replace(f.state, head="0123456789abcdef")), "the job at 0123456789ab"),
+]
+
+
+def test_a_chain_that_was_left_as_it_is_breaks_at_the_first_entry_that_was_changed(store: Store) -> None:
+    job = _honest(store)
+    entries, state = list(log_entries(job)), job.state()
+    for number, (tamper, words) in enumerate(UNCHAINED):
+        forged = Forged(entries, state)
+        tamper(forged)
+        proof = _proof(job, forged)
+        assert words in proof.differs, (number, proof)
+        assert proof.commits == {4: state.version - 1, 5: 0, 8: state.version}.get(number, 4)
