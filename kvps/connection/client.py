@@ -30,7 +30,7 @@ from kvps.connection import patience, sentinel
 from kvps.connection.patience import Retries
 from kvps.connection.queries import Queries
 from kvps.connection.replicas import ASK_ATTACHED, NONE, Attached, Copies, in_step
-from kvps.connection.resp import Command
+from kvps.connection.resp import Command, granted
 from kvps.connection.server_errors import (
     full,
     is_unknown,
@@ -254,12 +254,17 @@ class Client(Queries):
 
     def put(self, items: Sequence[tuple[str, Buffers]], wait_for_room: bool = True) -> None:
         """SET each key to its pieces of memory, and wait for every OK. Raises ServerLost, ServerFull, ServerError."""
-        self._repeat(lambda: self._arrays.put(items, None, self._copies), room=wait_for_room)
+        self._repeat(lambda: self._put_all(items), room=wait_for_room)
 
     def put_once(self, items: Sequence[tuple[str, Buffers]], stored: Stored | None = None) -> None:
         """Like `put`, but leave a cut to the caller: raises redis-py's ConnectionError or TimeoutError. By then,
         `stored` was called with each key that has arrived."""
-        self._repeat(lambda: self._arrays.put(items, stored, self._copies), cuts=False)
+        self._repeat(lambda: self._put_all(items, stored), cuts=False)
+
+    def _put_all(self, items: Sequence[tuple[str, Buffers]], stored: Stored | None = None) -> None:
+        with self._arrays.putting(stored, self._copies) as put:
+            for key, value in items:
+                put(key, value)
 
     def put_and_call(
         self, items: Sequence[tuple[str, Buffers]], *command: Any, cuts: bool = True, wait_for_room: bool = True
@@ -300,11 +305,16 @@ class Client(Queries):
                 raise
             if isinstance(error, CONNECTION_CUT) and not cuts:
                 raise
-            self._repeat(lambda: self._arrays.put(items, stored, self._copies), cuts, wait_for_room)
+            self._repeat(lambda: self._put_all(items, stored), cuts, wait_for_room)
 
     def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
         """GET each key into its buffer. Raises ChunkGone, ServerLost, ServerError."""
-        self._repeat(lambda: self._arrays.get(items))
+
+        def run() -> None:
+            for _ in self._arrays.getting(items):
+                pass
+
+        self._repeat(run)
 
     def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
         """Like `get`, but yield when each buffer is filled; only then is the next one written to."""
@@ -507,11 +517,3 @@ def shaped(commands: Sequence[Command], replies: Sequence[Any]) -> list[Any]:
         shape(reply) if (shape := _SHAPES.get(command[0])) else reply
         for command, reply in zip(commands, replies, strict=True)
     ]
-
-
-def granted(replies: Sequence[Any]) -> list[Any]:
-    """Return the replies to several commands. Raises the first that is an error."""
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return list(replies)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from kvps.connection.client import WAIT_MS, Client, granted, newest_entries, shaped
+from kvps.connection.client import WAIT_MS, Client, newest_entries, shaped
 from kvps.connection.cluster_pool import ClusterPool
 from kvps.connection.queries import Queries
 from kvps.connection.replicas import Attached
-from kvps.connection.resp import Command
+from kvps.connection.resp import Command, granted
 from kvps.connection.slots import Address, SlotMap, keys_of, slot_of
 from kvps.connection.urls import at_node
 from kvps.errors import KvpsError, NoServer, ServerLost

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 
 from redis.exceptions import AskError, ResponseError
@@ -26,8 +27,7 @@ class Lane:
         self._items: queue.SimpleQueue[tuple[str, Buffers] | threading.Event | None] = queue.SimpleQueue()
         self._values: dict[str, Buffers] = {}
         self._dropped = False
-        self._failure: BaseException | None = None
-        self._ended = threading.Event()  # an interrupted Thread.join of Python 3.11 takes the thread for ended
+        self._done: Future[None] = Future()  # an interrupted Thread.join of Python 3.11 takes the thread for ended
         threading.Thread(target=self._run, args=(pool, stored, copies), name="kvps-put", daemon=True).start()
 
     def send(self, key: str, value: Buffers) -> None:
@@ -42,7 +42,7 @@ class Lane:
 
     def wait(self, reached: threading.Event) -> None:
         """Wait for a mark. Returns too if the thread has failed; `result` raises why."""
-        while not reached.wait(_LOOK_S) and not self._ended.is_set():
+        while not reached.wait(_LOOK_S) and not self._done.done():
             pass
 
     def end(self) -> None:
@@ -56,13 +56,11 @@ class Lane:
 
     def join(self) -> None:
         """Wait until the thread has ended."""
-        self._ended.wait()
+        self._done.exception()
 
     def result(self) -> None:
         """Wait until the thread has ended. Raises redis-py's errors."""
-        self.join()
-        if self._failure:
-            raise self._failure
+        self._done.result()
 
     def _run(self, pool: ArrayPool, stored: Stored | None, copies: Copies) -> None:
         try:
@@ -74,10 +72,9 @@ class Lane:
                         put(*item)
                 if self._dropped:
                     raise _Dropped
+            self._done.set_result(None)
         except BaseException as error:
-            self._failure = error
-        finally:
-            self._ended.set()
+            self._done.set_exception(error)
 
     def _refuse(self, key: str, error: ResponseError) -> bool:
         """Note what another node has. Return whether that is why it was refused."""

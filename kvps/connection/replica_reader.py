@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 from redis.exceptions import RedisError
 
 from kvps.connection import sentinel
-from kvps.connection.client import Client, granted
+from kvps.connection.client import Client
 from kvps.connection.cluster import ClusterClient
+from kvps.connection.resp import granted
 from kvps.connection.slots import SLOTS, Address, Range, SlotMap, slot_of
 from kvps.connection.sockets import ArrayPool, ChunkGone
 from kvps.connection.urls import at_node, redacted

@@ -13,10 +13,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from kvps.connection.resp import Command
+from kvps.connection.resp import Command, granted
 from kvps.errors import counted
 
 _REPLICA_MS = 1000  # the longest wait for replicas before another try
@@ -46,10 +45,7 @@ class Copies(NamedTuple):
     def check(self, replies: Sequence[Any]) -> None:
         """Raise NotReplicated unless the replies to `asked` say that the replicas have it all; and a reply that is an
         error."""
-        for reply in replies:
-            if isinstance(reply, RedisError):
-                raise reply
-        if not replies:
+        if not granted(replies):
             return
         if (confirmed := replies[0]) < self.least:
             raise NotReplicated(

@@ -13,7 +13,7 @@ import hiredis
 from redis.exceptions import InvalidResponse, RedisError
 
 _READ_BYTES = 16 << 10
-_ANY_BYTES = "surrogateescape"  # a name that is no text can still be sent back, as to delete it
+ANY_BYTES = "surrogateescape"  # a name that is no text can still be sent back, as to delete it
 
 _AS_IS = {str, bytes}
 _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command  # its stubs know only tuples of one item
@@ -38,7 +38,15 @@ def packed(command: Command) -> bytes:
 def _word(word: Any) -> bytes:
     if isinstance(word, bytes):
         return word
-    return b"".join(word) if isinstance(word, list) else str(word).encode(errors=_ANY_BYTES)
+    return b"".join(word) if isinstance(word, list) else str(word).encode(errors=ANY_BYTES)
+
+
+def granted(replies: Sequence[Any]) -> list[Any]:
+    """Return the replies to several commands. Raises the first that is an error."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return list(replies)
 
 
 class Replies:
@@ -51,7 +59,7 @@ class Replies:
     def __init__(self, receive: Callable[[bytearray], int], error: Callable[[str], RedisError]) -> None:
         self._receive = receive
         self._reader: Any = hiredis.Reader(
-            protocolError=InvalidResponse, replyError=error, encoding="utf-8", errors=_ANY_BYTES
+            protocolError=InvalidResponse, replyError=error, encoding="utf-8", errors=ANY_BYTES
         )
         self._piece = bytearray(_READ_BYTES)
 

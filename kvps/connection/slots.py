@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvps.connection.resp import Command
+from kvps.connection.resp import ANY_BYTES, Command
 
 SLOTS = 16384
 _KEYLESS = frozenset(
@@ -80,7 +80,7 @@ def slot_of(key: str) -> int:
     begin = key.find("{")
     end = key.find("}", begin + 1)
     tagged = key[begin + 1 : end] if 0 <= begin < end - 1 else key
-    return crc_hqx(tagged.encode("utf-8", "surrogateescape"), 0) % SLOTS
+    return crc_hqx(tagged.encode("utf-8", ANY_BYTES), 0) % SLOTS
 
 
 def keys_of(command: Command) -> Sequence[str]:

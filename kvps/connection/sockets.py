@@ -16,7 +16,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
@@ -26,7 +26,6 @@ from redis.backoff import NoBackoff
 from redis.connection import (
     Connection,
     ConnectionPool,
-    PythonRespSerializer,
     SSLConnection,
     UnixDomainSocketConnection,
     parse_url,
@@ -347,33 +346,22 @@ class ArrayPool:
 
     def __init__(self, url: str, **others: Any) -> None:
         """`others` are settings of the connections that go before those of the URL."""
-        settings = (
-            connection_settings(url)
-            | others
-            | {"parser_class": _PythonParser, "command_packer": PythonRespSerializer(_COALESCE_BYTES, _encode)}
-        )
+        settings = connection_settings(url) | others | {"parser_class": _PythonParser}
         self._pool = ConnectionPool(connection_class=cast(Any, KINDS[url.split(":", 1)[0]]), **settings)
         self._idle: deque[Any] = deque()  # the last one used is the first one taken
         self.closed = False
-
-    def put(self, items: Iterable[tuple[str, Buffers]], stored: Stored | None = None, copies: Copies = NONE) -> None:
-        """SET each (key, value) and wait until the server has answered OK to all; `stored` is called for each.
-
-        Raises redis-py's ResponseError (OOM, READONLY ...) for the first that was refused, and its ConnectionError or
-        TimeoutError after a cut: then any of the values may have been stored.
-        """
-        with self.putting(stored, copies) as put:
-            for key, value in items:
-                put(key, value)
 
     @contextmanager
     def putting(
         self, stored: Stored | None = None, copies: Copies = NONE, refused: Refused = lambda key, error: False
     ) -> Iterator[Put]:
-        """Yield a `Put` that never fails: leaving the block raises.
+        """Yield a `Put` that never fails: leaving the block raises redis-py's ResponseError (OOM, READONLY ...) for the
+        first that was refused, and its ConnectionError or TimeoutError after a cut: then any of the values may have
+        been stored.
 
-        Values are stored once the replicas that `copies` asks for have them too. `refused` is called with each key that
-        was refused; leaving the block does not raise what it returns True for.
+        `stored` is called with each key for which the server has answered OK, and once the replicas that `copies` asks
+        for have its value too. `refused` is called with each key that was refused; leaving the block does not raise
+        what it returns True for.
         """
         failed: RedisError | None = None
         waiting: deque[str] = deque()
@@ -420,17 +408,12 @@ class ArrayPool:
         if failed:
             raise failed
 
-    def get(self, items: Sequence[tuple[str, memoryview]]) -> None:
-        """GET each key into its buffer.
-
-        Raises ChunkGone if a key is missing or of another length (the buffers' contents are then undefined),
-        and redis-py's errors as they come.
-        """
-        for _ in self.getting(items):
-            pass
-
     def getting(self, items: Sequence[tuple[str, memoryview]]) -> Generator[None, None, None]:
-        """Like `get`, but yield when each buffer is filled; only then is the next one written to."""
+        """GET each key into its buffer, and yield when each is filled; only then is the next one written to.
+
+        Raises ChunkGone if a key is missing or of another length (the buffers' contents are then undefined), and
+        redis-py's errors as they come.
+        """
         with self.using() as connection:
             yield from connection.getting(items)
 
@@ -531,7 +514,3 @@ def _coalesced(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryv
                 small, held = [], 0
     if small:
         yield b"".join(small)
-
-
-def _encode(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()

@@ -26,7 +26,7 @@ import kvps
 from kvps.arrays.digest import view
 from kvps.connection.client import Client
 from kvps.connection.resp import Replies
-from kvps.connection.sockets import ArrayPool, ChunkGone, connection_settings
+from kvps.connection.sockets import ChunkGone, connection_settings
 from kvps.connection.urls import redacted
 from kvps.errors import ServerError
 from kvps.store import Store
@@ -90,10 +90,9 @@ def cutter(url: str, tmp: Path) -> Iterator[tuple[Cutter, str]]:
 
 
 @pytest.fixture
-def small(server_url: str) -> Iterator[ArrayPool]:
-    pool = ArrayPool(server_url)
-    yield pool
-    pool.close()
+def client(server_url: str) -> Iterator[Client]:
+    with Client(server_url) as found:
+        yield found
 
 
 def _items(arrays: list[np.ndarray]) -> list[tuple[str, memoryview]]:
@@ -105,51 +104,51 @@ def _arrays(sizes: list[int]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("sizes", [[1], [10, 1, 7], [262_144] * 9 + [5], [3] * 300, [4096, 1, 4097, 9000]])
-def test_what_is_put_is_got(small: ArrayPool, sizes: list[int]) -> None:
+def test_what_is_put_is_got(client: Client, sizes: list[int]) -> None:
     """Also values made of several pieces, small ones joined and large ones sent from where they lie."""
     arrays = _arrays(sizes)
     halves = [(key, [value[: len(value) // 8 * 4], value[len(value) // 8 * 4 :]]) for key, value in _items(arrays)]
-    small.put(halves)
+    client.put(halves)
     got = [np.empty_like(array) for array in arrays]
-    small.get(_items(got))
+    client.get(_items(got))
     for array, copy in zip(arrays, got, strict=True):
         assert array.tobytes() == copy.tobytes()
 
 
-def test_a_chunk_that_is_gone_or_has_another_length(small: ArrayPool, store: Store) -> None:
+def test_a_chunk_that_is_gone_or_has_another_length(client: Client, store: Store) -> None:
     arrays = _arrays([100, 100, 100])
-    small.put([(key, [value]) for key, value in _items(arrays)])
+    client.put([(key, [value]) for key, value in _items(arrays)])
     store.client.call("DEL", "chunk:1")
     with pytest.raises(ChunkGone, match="gone"):
-        small.get(_items(arrays))
+        client.get(_items(arrays))
     store.client.call("SET", "chunk:1", "short")
     with pytest.raises(ChunkGone, match="5 bytes, not 400"):
-        small.get(_items(arrays))
+        client.get(_items(arrays))
     store.client.call("DEL", "chunk:1")
     store.client.call("HSET", "chunk:1", "a", "b")
-    with pytest.raises(redis.exceptions.ResponseError, match="WRONGTYPE"):
-        small.get(_items(arrays))
-    small.put([(key, [value]) for key, value in _items(arrays)])
-    small.get(_items(arrays))
+    with pytest.raises(ServerError, match="WRONGTYPE"):
+        client.get(_items(arrays))
+    client.put([(key, [value]) for key, value in _items(arrays)])
+    client.get(_items(arrays))
 
 
 @pytest.mark.parametrize("size", [1, 24, 25, 250, 262_144])
-def test_a_lone_chunk_that_is_gone_is_noticed_at_once(small: ArrayPool, store: Store, size: int) -> None:
+def test_a_lone_chunk_that_is_gone_is_noticed_at_once(client: Client, store: Store, size: int) -> None:
     """Whatever its length: no more is waited for than the server says."""
     with pytest.raises(ChunkGone, match="gone"):
-        small.get(_items(_arrays([size])))
+        client.get(_items(_arrays([size])))
 
 
 def test_refused_sets_are_all_read_and_said() -> None:
     """The first refusal is raised, and the connection still answers the right question afterwards."""
     with running_server("--maxmemory", "6mb") as url:
-        pool, arrays = ArrayPool(url), _arrays([262_144] * 12)
-        with pytest.raises(redis.exceptions.OutOfMemoryError):
-            pool.put([(key, [value]) for key, value in _items(arrays)])
-        got = [np.empty_like(arrays[0])]
-        pool.get(_items(got))
-        assert got[0].tobytes() == arrays[0].tobytes()
-        pool.close()
+        arrays = _arrays([262_144] * 12)
+        with Client(url) as client:
+            with pytest.raises(kvps.ServerFull):
+                client.put([(key, [value]) for key, value in _items(arrays)], wait_for_room=False)
+            got = [np.empty_like(arrays[0])]
+            client.get(_items(got))
+            assert got[0].tobytes() == arrays[0].tobytes()
         with kvps.connect(url) as store, pytest.raises(ServerError, match="of its maxmemory"):
             store.create_job("big", {"x": np.zeros(4 << 20, np.float32)})
 
