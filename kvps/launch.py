@@ -31,7 +31,7 @@ from typing import Any, Unpack
 
 from kvps import optim
 from kvps.arrays.layout import Array
-from kvps.config import JobConfig, JobSettings, Metadata, UncheckedConfig
+from kvps.config import JobConfig, JobSettings, Metadata, UncheckedConfig, takes_settings
 from kvps.config.job_config import value_of
 from kvps.errors import InvalidSetting, JobExists, KvpsError, WrongOrder
 from kvps.evaluator import Evaluate, Evaluator, Orders
@@ -143,6 +143,7 @@ class RunContext:
         self._store = connect() if run else None
         self._jobs: list[Job] = []
 
+    @takes_settings
     def create_job(
         self, params: Mapping[str, Any], *, name: str = "", rounds: int = 0, **settings: Unpack[JobSettings]
     ) -> Job:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any, Protocol, Unpack
 
 from kvps.arrays.layout import Array
-from kvps.config import JobConfig, JobSettings
+from kvps.config import JobConfig, JobSettings, takes_settings
 from kvps.connection.resp import Command
 from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, install
 from kvps.job import Job
@@ -31,6 +31,7 @@ class Aggregator(Protocol):
         """Commit what the workers of `job` push until `stop` is set, also after the job is finished."""
 
 
+@takes_settings
 def local(
     params: Mapping[str, Any],
     *,

@@ -23,7 +23,7 @@ from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Buffer, Layout, Parameter
 from kvps.arrays.number_ranges import counts_as_text
 from kvps.arrays.parts import with_parts
 from kvps.arrays.weight_view import VIEW, has_view
-from kvps.config import JobConfig, JobSettings, Metadata
+from kvps.config import JobConfig, JobSettings, Metadata, takes_settings
 from kvps.config.combinations import check_layout
 from kvps.config.settings import AUTO
 from kvps.config.specs import REPLICATED
@@ -175,6 +175,7 @@ class Store:
     def _used_by_others(self) -> bool:
         return self._server is not None and self._server.used_by_others()
 
+    @takes_settings
     def create_job(
         self,
         name: str,

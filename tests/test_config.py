@@ -28,26 +28,23 @@ def test_every_setting_is_described() -> None:
         assert bool(spec.bounds) == (type(getattr(JobConfig(), name)) is int), name
 
 
-def test_the_keywords_for_editors_are_the_settings_of_the_table() -> None:
-    keywords, table = get_type_hints(JobSettings), get_type_hints(JobConfig)
-    assert list(keywords) == list(SPECS)
-    table["optimizer"] |= str  # as on a command line
-    assert keywords == {name: table[name] for name in keywords}
-    for name in keywords:  # the words of a type are those that the table allows
-        words = [word for kind in get_args(keywords[name]) or () for word in get_args(kind) or [kind]]
-        assert [word for word in words if isinstance(word, str)] == list(SPECS[name].choices), name
-
-
 @pytest.mark.parametrize("call", [kvps.local, Store.create_job, RunContext.create_job])
-def test_calls_take_these_keywords(call: Callable[..., object]) -> None:
-    """So a type checker finds a wrong keyword and a wrong value in a user's program."""
-    assert signature(call, eval_str=True).parameters["settings"].annotation == Unpack[JobSettings]
+def test_a_call_shows_its_keywords_with_their_defaults(call: Callable[..., object]) -> None:
+    """To a type checker too, which finds a wrong keyword and a wrong value in a user's program."""
+    shown, table = signature(call).parameters, get_type_hints(JobConfig)
+    assert JobConfig(**{name: shown[name].default for name in SPECS}) == JobConfig()
+    assert "settings" not in shown
+    assert get_type_hints(call)["settings"] == Unpack[JobSettings]
+    for name, kind in get_type_hints(JobSettings).items():
+        assert kind == (table[name] | str if name == "optimizer" else table[name])
+        words = [word for of in get_args(kind) for word in get_args(of) or [of] if isinstance(word, str)]
+        assert words == list(SPECS[name].choices), "the words of a type are those that the table allows"
 
 
-def test_the_table_in_the_docs_is_that_of_the_code(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(ROOT / "docs" / "settings.py"), run_name="__main__")
-    printed = capsys.readouterr().out
-    assert printed == (ROOT / "docs" / "settings.md").read_text(), "python docs/settings.py > docs/settings.md"
+def test_what_is_made_from_the_table_is_as_it_would_be_made_now() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "settings.py"))
+    for path, text in ((made["PAGE"], made["page"]()), (made["KEYWORDS"], made["keywords"]())):
+        assert (ROOT / path).read_text() == text, f"python docs/settings.py writes {path}"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Layout
 from kvps.arrays.weight_view import has_view
@@ -42,24 +44,37 @@ def _check_unit_rounds(s: UncheckedConfig) -> None:
             "units_per_round makes rounds of units: set units too, in a script as samples or units, with kvps up as "
             "--data units"
         )
-    if not s.unit_rounds:
-        return
+    if s.unit_rounds and (against := against_unit_rounds(s, s.units_per_round)):
+        raise InvalidSetting(f"{against.why}: {against.instead}")
+
+
+class Contradiction(NamedTuple):
+    """Why settings do not go together, and what to do instead."""
+
+    why: str
+    instead: str
+
+
+def against_unit_rounds(s: UncheckedConfig, units_per_round: int) -> Contradiction | None:
+    """Return what keeps a job with these settings from rounds of so many units; None if nothing does."""
     if s.quorum:
-        raise InvalidSetting(
-            "quorum closes a round without some contributions, and units_per_round waits for all units of it: a slow "
-            "worker delays none of them, so leave quorum out"
+        return Contradiction(
+            "quorum closes a round without some contributions, and units_per_round waits for all units of it",
+            "a slow worker delays none of them, so leave quorum out",
         )
     if format_of(s.gradient_format).lossy:
-        raise InvalidSetting(
+        return Contradiction(
             f"gradient_format {s.gradient_format} keeps what it leaves out at the worker that computed the gradient, "
-            f"and with units_per_round the result must not depend on who that was: choose fp32"
+            f"and with units_per_round the result must not depend on who that was",
+            "choose fp32",
         )
-    most = s.units_per_round * (s.staleness + 1)
+    most = units_per_round * (s.staleness + 1)
     if most > MOST_OPEN_UNITS:
-        raise InvalidSetting(
-            f"units_per_round times (staleness + 1) must be at most {MOST_OPEN_UNITS:,}, not {most:,}: choose a larger "
-            f"batch_size"
+        return Contradiction(
+            f"units_per_round times (staleness + 1) must be at most {MOST_OPEN_UNITS:,}, not {most:,}",
+            "choose a larger batch_size",
         )
+    return None
 
 
 def _check_quorum(s: UncheckedConfig) -> None:

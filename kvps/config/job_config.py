@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from inspect import Parameter, signature
+from typing import Any, TypeVar, cast
 
 from kvps import optim
 from kvps.arrays.inputs import in_words
@@ -14,13 +15,14 @@ from kvps.config import combinations, samples
 from kvps.config.gone import GONE, UNUSED
 from kvps.config.metadata import METADATA, NONE, Metadata
 from kvps.config.settings import AUTO, SPECS, UncheckedConfig
-from kvps.config.specs import MOST_OPTIMIZER, REPLICATED, Spec, as_text, not_an_optimizer, why_not
+from kvps.config.specs import MOST_OPTIMIZER, REPLICATED, Spec, as_text
 from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.parsing import Fields
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _NEWER = frozenset({"units_per_round", "units_per_epoch", "backup_after", "samples", "missing"})
 """Settings that jobs of earlier versions of kvps lack; their defaults are what those did."""
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,7 @@ class JobConfig(UncheckedConfig):
         for name, spec in SPECS.items():
             if spec.read and isinstance(text := getattr(self, name), str):  # as on a command line
                 object.__setattr__(self, name, spec.read(text))
-            if why := why_not(spec, getattr(self, name)):
-                raise InvalidSetting(f"{name} {why}")
+            spec.check(getattr(self, name))
         if self.samples:
             samples.derive_units(self)
         combinations.check(self)
@@ -98,8 +99,8 @@ class JobConfig(UncheckedConfig):
             if (text := stored.get(name, unused)) != unused:
                 raise CorruptData(f"{where} field {name} is {shown(text)}, which kvps no longer does: {GONE[name]}")
         try:
-            metadata = Metadata(**{name: _read(name, spec, stored) for name, spec in METADATA.items()})
-            return cls(metadata=metadata, **{name: _read(name, spec, stored) for name, spec in SPECS.items()})
+            metadata = Metadata(**{name: _read(spec, stored) for name, spec in METADATA.items()})
+            return cls(metadata=metadata, **{name: _read(spec, stored) for name, spec in SPECS.items()})
         except InvalidSetting as error:
             raise CorruptData(f"{where} field {error}; another version of kvps or another program wrote it") from None
 
@@ -114,26 +115,46 @@ class JobConfig(UncheckedConfig):
         return config
 
 
+def takes_settings(call: _Call) -> _Call:
+    """Have `help` and a notebook show the settings that `call` takes as keywords, each with its default. Type checkers
+    and editors have them from `JobSettings`."""
+    taken = signature(call)
+    own = [p for p in taken.parameters.values() if p.annotation != "Unpack[JobSettings]"]
+    others = [own.pop()] if own[-1].kind is Parameter.VAR_KEYWORD else []
+    settings = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=_short(spec.default), annotation=spec.type)
+        for name, spec in SPECS.items()
+        if name not in taken.parameters
+    ]
+    call.__signature__ = taken.replace(parameters=own + settings + others)  # type: ignore[attr-defined]
+    return call
+
+
+def _short(default: Any) -> Any:
+    """Return a default as a user would type it: the name of an optimizer."""
+    return default.kind if isinstance(default, optim.Optimizer) else default
+
+
 def value_of(config: UncheckedConfig, name: str) -> Any:
     """Return a setting, or what the job notes under this name."""
     return getattr(config.metadata if name in METADATA else config, name)
 
 
-def _read(name: str, spec: Spec, stored: Mapping[str, str]) -> Any:
+def _read(spec: Spec, stored: Mapping[str, str]) -> Any:
     """Return a value from a config hash. Raises InvalidSetting."""
+    name = spec.name
     if name in _NEWER and name not in stored:
-        return getattr(UncheckedConfig, name)
+        return spec.default
     text = stored.get(name)
     if not isinstance(text, str):
         raise InvalidSetting(f"{name} {'is missing' if text is None else f'is no text: {shown(text)}'}")
-    if spec.why_not is not_an_optimizer:
+    if isinstance(spec.default, optim.Optimizer):
         try:
             return optim.from_json(Fields.of_json(text, "it", MOST_OPTIMIZER).as_dict())
         except (CorruptData, InvalidSetting, TypeError) as error:
             raise InvalidSetting(f"{name} holds {shown(text)}: {error}") from None
     value = spec.read(text) if spec.read else int(text) if spec.bounds and _WHOLE.fullmatch(text) else text
-    if why := why_not(spec, value):
-        raise InvalidSetting(f"{name} {why}")
+    spec.check(value)
     return value
 
 

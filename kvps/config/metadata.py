@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from kvps.config.specs import Spec, not_a_launcher, setting, why_not
-from kvps.errors import InvalidSetting
+from kvps.config.specs import not_a_launcher, setting, table_of
 from kvps.machine import launcher
 from kvps.machine.launcher import Launcher
 
@@ -36,8 +35,7 @@ class Metadata:
 
     def __post_init__(self) -> None:
         for name, spec in METADATA.items():
-            if why := why_not(spec, getattr(self, name)):
-                raise InvalidSetting(f"{name} {why}")
+            spec.check(getattr(self, name))
 
     @property
     def launcher(self) -> Launcher | None:
@@ -61,7 +59,7 @@ class Metadata:
         return self.memory.partition("/")[0]
 
 
-METADATA: dict[str, Spec] = {f.name: f.metadata["spec"] for f in fields(Metadata)}
+METADATA = table_of(Metadata)
 """The description of each, by its name."""
 NONE = Metadata()
 """What a job notes of which nothing is said."""

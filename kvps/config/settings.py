@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -11,9 +11,9 @@ from kvps.arrays.formats import format_of
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import specs
 from kvps.config.metadata import Metadata
-from kvps.config.specs import Spec, setting
+from kvps.config.specs import described, setting, table_of
 from kvps.config.unit_rounds import UnitRounds
-from kvps.optim import reductions
+from kvps.optim import Optimizer, reductions
 from kvps.staleness import ASP, mode_name
 
 AUTO = "auto"
@@ -45,17 +45,15 @@ class UncheckedConfig:
         group="Training",
     )
     shards: int = setting(1, "Into how many parts the parameters are cut.", bounds=(1, 1_000), group="Arrays")
-    optimizer: optim.Optimizer = field(
+    optimizer: Optimizer = field(
         default_factory=optim.SGD,
-        metadata={
-            "spec": Spec(
-                f"How the aggregator updates the weights: {', '.join(optim.OPTIMIZERS)}; as in "
-                "sgd:momentum=0.9. One of your own is module:Class, of a module in this directory.",
-                why_not=specs.not_an_optimizer,
-                metavar="NAME[:K=V,...]",
-                group="Training",
-            )
-        },
+        metadata=described(
+            f"How the aggregator updates the weights: {', '.join(optim.OPTIMIZERS)}; as in sgd:momentum=0.9. One of "
+            "your own is module:Class, of a module in this directory.",
+            why_not=specs.not_an_optimizer,
+            metavar="NAME[:K=V,...]",
+            group="Training",
+        ),
     )
     local_steps: int = setting(
         1,
@@ -328,13 +326,5 @@ class UncheckedConfig:
         return mode_name(self.staleness)
 
 
-def _with_option(name: str, spec: Spec) -> Spec:
-    """Return the description with the option that a setting of this name has, unless it names its own."""
-    if spec.option or not spec.group:
-        return spec
-    return replace(spec, option=("--" + name.removesuffix("_ms").replace("_", "-"),))
-
-
-_SETTINGS = [f for f in fields(UncheckedConfig) if "spec" in f.metadata]
-SPECS: dict[str, Spec] = {f.name: _with_option(f.name, f.metadata["spec"]) for f in _SETTINGS}
+SPECS = table_of(UncheckedConfig)
 """The description of each setting, by its name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any
 
 from kvps import optim
@@ -27,11 +27,11 @@ _LEAST_STRENGTH = 1e-9  # of what is not zero: less would be lost in float32
 
 @dataclass(frozen=True)
 class Spec:
-    """The description of a setting, besides its name, type and default.
+    """The description of a setting. `table_of` adds its name, its default, and its type as that of a keyword.
 
     help     what the setting decides
     bounds   the smallest and the largest whole number allowed
-    choices  the words allowed; with bounds, those allowed in place of a number
+    choices  the words allowed
     why_not  for other kinds of values: returns why a value is refused, as the end of a sentence; "" if it is allowed
     read     for a number: returns the value of a text from Redis or a command line; a text that is none, as it is
     group    the heading under which a help text lists the setting; "" for a setting that has no option, because only
@@ -49,6 +49,50 @@ class Spec:
     group: str = ""
     option: tuple[str, ...] = ()
     metavar: str = ""
+    name: str = ""
+    type: str = ""
+    default: Any = None
+
+    def why_refused(self, value: Any) -> str:
+        """Return why the setting may not have this value, as the end of a sentence after its name; "" if it may."""
+        if self.bounds:
+            low, high = self.bounds
+            fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+            return "" if fits else f"must be a whole number from {low} to {high}, not {shown(value)}"
+        if self.choices:
+            fits = isinstance(value, str) and value in self.choices
+            return "" if fits else f"must be one of {', '.join(self.choices)}, not {shown(value)}"
+        return (self.why_not or not_a_text)(value)
+
+    def check(self, value: Any) -> None:
+        """Raise InvalidSetting if the setting may not have this value."""
+        if why := self.why_refused(value):
+            raise InvalidSetting(f"{self.name} {why}")
+
+
+def setting(default: Any, help: str, **known: Any) -> Any:
+    """Return a field of the table."""
+    return field(default=default, metadata=described(help, **known))
+
+
+def described(help: str, **known: Any) -> dict[str, Any]:
+    """Return the metadata of such a field."""
+    return {"spec": Spec(help, **known)}
+
+
+def table_of(kind: type) -> dict[str, Spec]:
+    """Return the description of each setting that is a field of this dataclass, by its name."""
+    return {f.name: _completed(f) for f in fields(kind) if "spec" in f.metadata}
+
+
+def _completed(f: Field[Any]) -> Spec:
+    spec: Spec = f.metadata["spec"]
+    option = spec.option
+    if spec.group and not option:
+        option = ("--" + f.name.removesuffix("_ms").replace("_", "-"),)
+    default = f.default if f.default_factory is MISSING else f.default_factory()
+    kind = f"{f.type} | str" if isinstance(default, optim.Optimizer) else str(f.type)  # as on a command line
+    return replace(spec, name=f.name, type=kind, default=default, option=option)
 
 
 def not_an_optimizer(value: object) -> str:
@@ -144,22 +188,3 @@ def not_a_launcher(value: object) -> str:
 def not_a_text(value: object) -> str:
     fits = isinstance(value, str) and len(value) <= MOST_TEXT and value.isprintable()
     return "" if fits else f"must be printable text of at most {MOST_TEXT} characters, not {shown(value)}"
-
-
-def setting(default: Any, help: str, **known: Any) -> Any:
-    """Return a field of JobConfig."""
-    return field(default=default, metadata={"spec": Spec(help, **known)})
-
-
-def why_not(spec: Spec, value: Any) -> str:
-    """Return why a setting may not have this value, as the end of a sentence after its name; "" if it may."""
-    if spec.bounds:
-        low, high = spec.bounds
-        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        instead = "".join(f", or {word}" for word in spec.choices)
-        fits = fits or (isinstance(value, str) and value in spec.choices)
-        return "" if fits else f"must be a whole number from {low} to {high}{instead}, not {shown(value)}"
-    if spec.choices:
-        fits = isinstance(value, str) and value in spec.choices
-        return "" if fits else f"must be one of {', '.join(spec.choices)}, not {shown(value)}"
-    return (spec.why_not or not_a_text)(value)

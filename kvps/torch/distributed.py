@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LRScheduler
 
 from kvps import launch, optim
-from kvps.config import JobSettings
+from kvps.config import JobSettings, takes_settings
 from kvps.errors import InvalidSetting, JobSuspended, KvpsError, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
@@ -69,6 +69,7 @@ class Optimizer(torch.optim.Optimizer):
     workers  the number of workers for which the job waits
     """
 
+    @takes_settings
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import dataclass
 from inspect import Parameter
 from typing import Annotated, Any, Self
 
@@ -13,8 +13,9 @@ import typer
 from kvps_workers.task import CheckedTask
 
 from kvps import optim
-from kvps.config import SPECS, JobConfig, Metadata, division_of
-from kvps.config.specs import as_text, why_not
+from kvps.config import SPECS, JobConfig, Metadata, Spec, division_of
+from kvps.config.combinations import against_unit_rounds
+from kvps.config.specs import as_text
 from kvps.errors import InvalidSetting
 from kvps.staleness import ASP
 from kvps_cli.options import SharedOptions, is_given
@@ -58,8 +59,7 @@ class JobOptions(SharedOptions):
         """Check each setting alone: what it goes with may be in the script, whose create_job checks all of them. Raises
         InvalidSetting."""
         for name, value in {"workers": self.workers, **self.given}.items():
-            if why := why_not(SPECS[name], value):
-                raise InvalidSetting(f"{name} {why}")
+            SPECS[name].check(value)
 
     @classmethod
     def parameters(cls) -> list[Parameter]:
@@ -115,21 +115,17 @@ class TaskOptions(JobOptions):
         as_they_come = asked_for == 0 or static.staleness == ASP
         if self.data == "static" or (as_they_come and not self.data and not asked_for):
             return static
+        per_round = asked_for or (0 if as_they_come else task.units_per_round)
+        if not asked_for and (against := against_unit_rounds(static, per_round)):
+            if not self.data:
+                if not quiet:
+                    say(f"each worker has its own part of the data (--data static): {against.why}")
+                return static
+            per_round = 0
         division = division_of(len(task.data(0, 1, np)[0]), static)
         units = dict[str, Any](units=division.units, units_per_epoch=division.units_per_epoch)
-        per_round = asked_for or (0 if as_they_come else task.units_per_round)
         rated = self._with_rate(chosen, task.lr if static.staleness or not per_round else task.units_lr)
-        try:
-            return JobConfig(metadata=static.metadata, units_per_round=per_round, **units, **rated)
-        except InvalidSetting as contradiction:
-            if asked_for:
-                raise
-            if self.data:
-                return replace(static, **units)
-            if not quiet:
-                why = str(contradiction).rpartition(": ")[0] or str(contradiction)
-                say(f"each worker has its own part of the data (--data static): {why}")
-            return static
+        return JobConfig(metadata=static.metadata, units_per_round=per_round, **units, **rated)
 
     def _with_rate(self, chosen: Mapping[str, Any], lr: float) -> dict[str, Any]:
         """Return settings with the learning rate that the user left out. The task has good ones for plain SGD, of which
@@ -146,15 +142,14 @@ def parse_workers(text: str) -> tuple[int, int]:
     lowest, highest = int(least), int(most or least)
     if lowest > highest:
         raise InvalidSetting(f"--workers MIN:MAX: MAX must not be less than MIN, as in {text}")
-    if colon and (why := why_not(SPECS["workers"], highest)):
+    if colon and (why := SPECS["workers"].why_refused(highest)):
         raise InvalidSetting(f"--workers MIN:MAX: MAX {why}")
     return lowest, highest
 
 
 def _options(of_task: bool) -> list[Parameter]:
-    named = [name for name, spec in SPECS.items() if spec.option and (of_task or name not in _TASKS_ONLY)]
-    chosen = [f for f in fields(JobConfig) if f.name in named]
-    options = sorted(map(_option, chosen), key=lambda option: option.name != "workers")
+    named = [spec for name, spec in SPECS.items() if spec.option and (of_task or name not in _TASKS_ONLY)]
+    options = sorted(map(_option, named), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
     if of_task:
@@ -168,24 +163,24 @@ def _options(of_task: bool) -> list[Parameter]:
     return options
 
 
-def _option(f: Field[Any]) -> Parameter:
+def _option(spec: Spec) -> Parameter:
     """Return the option of a setting."""
-    spec, default = SPECS[f.name], f.default
+    name, default = spec.name, spec.default
     metavar = spec.metavar or "|".join(spec.choices) or None
     more: dict[str, Any] = {"help": spec.help, "metavar": metavar, "rich_help_panel": spec.group}
-    more["hidden"] = f.name not in _OFTEN
-    if f.name in _OF_TASK:
-        return _parameter(f.name, int | None, None, *spec.option, show_default="the task's", **more)
-    if default is MISSING:
-        default = optim.SGD.kind
-    elif f.name == "workers":
+    more["hidden"] = name not in _OFTEN
+    if name in _OF_TASK:
+        return _parameter(name, int | None, None, *spec.option, show_default="the task's", **more)
+    if isinstance(default, optim.Optimizer):
+        default = default.kind
+    elif name == "workers":
         default = str(WORKERS)
         more |= {"help": f"{spec.help} {_ELASTIC}", "metavar": "N|MIN:MAX"}
-    elif f.name.endswith("_ms"):
+    elif name.endswith("_ms"):
         default /= 1000
-    if spec.read or (spec.bounds and spec.choices):  # a number or a word
+    elif spec.read:
         default = as_text(default)
-    return _parameter(f.name, type(default), default, *spec.option, **more)
+    return _parameter(name, type(default), default, *spec.option, **more)
 
 
 def _parameter(name: str, kind: Any, default: Any, *option: str, **more: Any) -> Parameter:
@@ -196,16 +191,15 @@ def _parameter(name: str, kind: Any, default: Any, *option: str, **more: Any) ->
 def _checked(name: str, value: Any) -> Any:
     """Convert an option's value to its setting's unit. Raises InvalidSetting for a wrong value that JobConfig would
     report under another name or in another unit."""
-    option, bounds, read = SPECS[name].option[0], SPECS[name].bounds, SPECS[name].read
+    spec = SPECS[name]
+    option = spec.option[0]
     if name in _OF_TASK and value < 1:
         raise InvalidSetting(f"{option} must be 1 or more, not {value}")
-    if read:
-        return read(value) if isinstance(value, str) else value
-    if bounds and isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value)
-    if not name.endswith("_ms") or bounds is None:
+    if spec.read:
+        return spec.read(value)
+    if not name.endswith("_ms"):
         return value
-    low, high = (bound / 1000 for bound in bounds)
+    low, high = (bound / 1000 for bound in spec.bounds or ())
     if not low <= value <= high:
         raise InvalidSetting(f"{option} must be from {low:g} to {high:g} seconds, not {value:g}")
     milliseconds = round(value * 1000)
