@@ -79,8 +79,8 @@ def _split_commit() -> None:
     _write(
         "second",
         f"{reads}local plan, lowest, given_back, furthest_now = cjson.decode(text), '', {{}}, tonumber(up_to)\n"
-        "local staleness, max_pending, quorum = '0', '1', '0'\n"
-        "local numbers, fields, staged, in_unit_rounds = {}, {}, {}, false\n"
+        "local closes, bound, rounds, max_pending = read_rule('max_pending')\n"
+        "local numbers, fields, staged = {}, {}, {}\n"
         "for part in parts:gmatch('[^,]+') do\n"
         "  local i = #staged + 1\n"
         "  numbers[i], fields[i], staged[i] = digits(i - 1), 'shard:' .. digits(i - 1), part\n"

@@ -7,7 +7,7 @@
 --   what: stop, suspend, pause, resume or set
 --   by: the worker that asks for it, or ''
 --   lr: to set, from the next plan on; '' for the optimizer's own
--- USES job log numbers run_control time turns unit_rounds
+-- USES job log numbers run_control staleness time turns unit_rounds
 -- Returns {OK, run, by, reason, ms}: what the job does now, and who has asked for that, why and when; false for each if
 --     nobody has; also when repeated | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, version, run, furthest, present_lr = read_job(job, 'version', 'run', 'furthest', 'lr')
@@ -34,20 +34,19 @@ end
 -- In rounds of units it is a number of versions, and all units of theirs that were handed out are in them. In ASP there
 -- is no round to wait for.
 local function round_to_end_with()
-  local staleness, quorum = unpack(redis.call('HMGET', keys.config, 'staleness', 'quorum'))
-  if tonumber(staleness) < 0 then return 0 end
-  local rounds = read_unit_rounds()
+  local closes, bound, rounds = read_rule()
+  if bound < 0 then return 0 end
   if rounds then
     local handed_out = tonumber(redis.call('HGET', keys.units, 'next') or '0')
     return math.max(whole(version), handed_out > 0 and round_of(rounds, handed_out - 1) + 1 or 0)
   end
   local round = math.max(tonumber(furthest or '0'), highest(keys.pushed), highest(keys.draining))
-  if staleness ~= '0' then return round end
+  if closes == 'any' then return round end
+  if closes == 'all' then return math.max(round, whole(version)) end
   -- With a quorum, what has come too late for the open plan goes into the version behind it.
   local through = redis.call('HGET', keys.plan, 'through')
   local waits = redis.call('XRANGE', keys.inbox, through and '(' .. through or '-', '+', 'COUNT', 1)
-  local closed = whole(version) + (through and 1 or 0)
-  return math.max(round, quorum == '0' and whole(version) or closed + #waits)
+  return math.max(round, closed_rounds(version) + #waits)
 end
 
 redis.call('HDEL', keys.version, 'run') -- allowed when memory is full, and lets the script write

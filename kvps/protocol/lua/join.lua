@@ -6,15 +6,15 @@
 --   nonce: of this call
 --   replaces: the incarnation judged dead, '*' to take over, '' for neither
 --   process: JSON: host, pid, ... of the process
--- USES job log numbers states time turns unit_rounds units workers
+-- USES job log numbers staleness states time turns units workers
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', its newest
 --     accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker
 --     | {COMPLETE, worker...}: these divide the data among themselves, all of them | {NOJOB}
 --     | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, version, furthest, free_rank = read_job(job, 'version', 'furthest', 'free_rank')
 if refused then return refused end
-local timeout_ms, workers, staleness, fixed, task, units = unpack(redis.call('HMGET', keys.config,
-  'worker_timeout_ms', 'workers', 'staleness', 'fixed_workers', 'task', 'units'))
+local closes, bound, _, timeout_ms, workers, fixed, task, units =
+  read_rule('worker_timeout_ms', 'workers', 'fixed_workers', 'task', 'units')
 -- A job of an earlier version has no fixed_workers: there it was the workers of a task without units.
 if not fixed then fixed = task ~= '' and units == '0' and '1' or '' end
 local now, wanted = now_ms(), whole(workers)
@@ -40,21 +40,8 @@ if not entry and fixed == '1' and joined >= wanted then
   return reply
 end
 
--- In BSP, the rounds that the others have made, including the open plan's, are closed, and this worker skips them.
--- SSP closes no round, but a worker may not come back further behind than the bound allows. Others never wait for it.
--- Where a round is of units, nobody skips one: a worker does as many of them as it can.
-local bound, due = tonumber(staleness), 0
-if read_unit_rounds() then
-  due = 0
-elseif bound == 0 then
-  due = whole(version) + redis.call('EXISTS', keys.plan)
-elseif bound > 0 then
-  local first, first_round, _, second_round = unpack(redis.call('ZRANGE', keys.rounds, 0, 1, 'WITHSCORES'))
-  local others = first == worker and second_round or first ~= worker and first_round
-  due = tonumber(others or furthest) - bound - 1
-end
 -- A worker with waiting contributions continues at its old round: skipping ahead would count them as committed.
-local round = pending > 0 and entry.round or math.max(committed, due)
+local round = pending > 0 and entry.round or math.max(committed, due_round(closes, bound, worker, version, furthest))
 
 local freed = entry and drop_unit(worker, entry)
 if entry then take_state(worker, entry.round + 1) end -- of what was rejected: it waits for the last incarnation's next

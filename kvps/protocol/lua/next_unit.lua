@@ -2,7 +2,7 @@
 -- open rounds are handed out; if none is free, a unit that is out for long is handed out a second time.
 -- KEYS version:hash config:hash workers:hash units:hash free_units:zset taken_units:zset inbox:stream commits:stream never
 -- ARGV job worker incarnation
--- USES job log numbers replies run_control time unit_rounds workers
+-- USES job log numbers replies run_control staleness time unit_rounds workers
 -- Returns {OK, unit} also when repeated | {NONE, ms}: none is free, and the first may be handed out a second time in so
 --     many ms, or 0 | {DONE}: all are committed
 --     | {STOPPED, run, by, reason, ms}: the job ends, as control says, and the worker has done its last round
@@ -15,9 +15,8 @@ if not entry or entry.incarnation ~= incarnation then return { 'EVICTED', entry 
 if entry.state ~= 'active' then return { 'EVICTED', entry.state } end
 if entry.unit then return { 'OK', tonumber(entry.unit) } end
 
-local total, factor = unpack(redis.call('HMGET', keys.config, 'units', 'backup_after'))
-local rounds = read_unit_rounds()
-local behind = rounds and first_closed_unit(rounds, whole(committed)) or whole(total)
+local _, bound, rounds, total, factor = read_rule('units', 'backup_after')
+local behind = rounds and first_closed_unit(rounds, bound, whole(committed)) or whole(total)
 local last = last_round(run)
 if last then
   if (rounds and whole(committed) or entry.round) >= last then return run_answer('STOPPED') end

@@ -5,7 +5,7 @@
 -- READS version config workers inbox plan rounds pushed pin draining finished
 -- ARGV job known_id known_history
 --   known_id, known_history: of the plan that the caller knows, or '' and ''
--- USES arrivals job numbers plans replies run_control time unit_rounds
+-- USES arrivals job numbers plans replies run_control staleness time unit_rounds
 -- Returns {OPEN, version, pin, members, plan JSON} | {SAME, version, pin, members}: the caller's plan is open
 --     | {IDLE, version, pin, members}: also while the job is paused | {GRACE, version, pin, members, ms}: the quorum is
 --     there, and the others have so much time left | {EARLY, version, pin, members}: fewer than `workers` have
@@ -21,19 +21,16 @@ local open_id, open_history = unpack(redis.call('HMGET', keys.plan, 'id', 'histo
 if open_id and open_id == known_id and open_history == known_history then return answer('SAME') end
 if open_id then return { 'OPEN', version, pin, members, redis.call('HGET', keys.plan, 'text') } end
 if run == 'pause' then return answer('IDLE') end
-local staleness, workers, min_workers, quorum_text, grace_ms, units = unpack(redis.call('HMGET', keys.config,
-  'staleness', 'workers', 'min_workers', 'quorum', 'grace_ms', 'units'))
+local closes, _, rounds, workers, min_workers, quorum, grace_ms =
+  read_rule('workers', 'min_workers', 'quorum', 'grace_ms')
 -- A stopped job waits for nobody who is not there. A suspended one goes on later, with all of its workers.
 local ends = last_round(run)
 local stopped = ends and run:find('^stop')
 if not stopped and redis.call('HLEN', keys.workers) < whole(workers) then return answer('EARLY') end
 -- In BSP without a quorum the round is due when every worker in the vector clock has pushed it; one of units, when all
 -- its units are there.
-local quorum = whole(quorum_text)
-local rounds = unit_rounds(units, staleness)
-local bsp = staleness == '0' and quorum == 0 and not rounds
 local _, slowest = unpack(redis.call('ZRANGE', keys.pushed, 0, 0, 'WITHSCORES'))
-if bsp and slowest and tonumber(slowest) <= version then return answer('IDLE') end
+if closes == 'all' and slowest and tonumber(slowest) <= version then return answer('IDLE') end
 -- Workers that have done all their rounds still count in the divisor, or a run's last contributions would weigh more.
 local divisor = redis.call('ZCARD', keys.pushed) + redis.call('SCARD', keys.finished)
 if divisor < tonumber(min_workers or '0') and not ends then
@@ -59,9 +56,9 @@ if rounds then
 end
 
 -- A quorum waits for no worker that is gone, and gives the others their time from when it is there.
-if quorum > 0 then
+if closes == 'quorum' then
   local waiting, active, grace = redis.call('XLEN', keys.inbox), redis.call('ZCARD', keys.pushed), whole(grace_ms)
-  local wanted = math.max(1, math.min(quorum, active))
+  local wanted = math.max(1, math.min(whole(quorum), active))
   if waiting < wanted then return answer('IDLE') end
   if grace > 0 and waiting - redis.call('ZCARD', keys.draining) < active then
     local id, last = read_entry(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', wanted)[wanted])
@@ -75,9 +72,9 @@ end
 -- from blocking the server for long. With a quorum a version takes all that waits: if late ones are dropped, nothing
 -- may be left for the next version.
 local texts, order, through = {}, {}, nil
-for i, entry in ipairs(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', (bsp or quorum > 0) and 1048575 or 512)) do
+for i, entry in ipairs(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', closes == 'any' and 512 or 1048575)) do
   local id, fields = read_entry(entry)
-  if bsp and tonumber(fields.round) ~= version + 1 then break end
+  if closes == 'all' and tonumber(fields.round) ~= version + 1 then break end
   texts[i], order[i], through = fields.contribution, tonumber(fields.rank) * 1048576 + i, id
 end
 if not through then return answer('IDLE') end
@@ -90,5 +87,5 @@ for i, key in ipairs(order) do
     and redis.call('SISMEMBER', keys.finished, worker) == 0 then divisor = divisor + 1 end
   if worker then seen[worker] = true end
 end
-if quorum > 0 then divisor = #chosen end
+if closes == 'quorum' then divisor = #chosen end
 return open(chosen, through)

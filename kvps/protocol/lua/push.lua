@@ -12,7 +12,7 @@
 --   mode: 'ask' to change nothing, and only say whether it was accepted before
 --   part: the part of the model that it is of, or '' for all of it; lacks: parameters without a gradient, as '0-3,7'
 --   traces: of earlier iterations of the worker, "field value field value ..." each
--- USES job log names numbers run_control states time traces unit_rounds units weights workers
+-- USES job log names numbers run_control staleness states time traces unit_rounds units weights workers
 -- Returns {ACK, clock, round, 1 if a unit may be had at once, else 0} | {LATE, version}: dropped
 --     | {DUPLICATE, version}: another worker has pushed its unit before, and that counts | {NEW} (to 'ask') | {FULL, pending}
 --     | {STOPPED, run, by, reason, ms}: the job ends, as control says, with an earlier round | {EVICTED, state} | {SEQUENCE, accepted}
@@ -22,8 +22,8 @@ local id, version, present_history, run_id, run = unpack(redis.call('HMGET', key
   'id', 'version', 'history', 'run_id', 'run'))
 local another = another_job(id, job)
 if another then return another end
-local max_pending, units, late, reduction, workers, staleness, quorum = unpack(redis.call('HMGET',
-  keys.config, 'max_pending', 'units', 'late', 'reduction', 'workers', 'staleness', 'quorum'))
+local closes, bound, rounds, max_pending, units, late, reduction, workers =
+  read_rule('max_pending', 'units', 'late', 'reduction', 'workers')
 local seq, base = whole(seq), whole(base)
 local entry = read_worker(worker)
 if not entry or entry.incarnation ~= incarnation then return { 'EVICTED', entry and 'replaced' or 'unknown' } end
@@ -43,7 +43,6 @@ local weight_number = whole(weight)
 if not digests:find('^[%x,-]+$') or (part ~= '' and not is_name(part)) or (lacks ~= '' and not are_ranges(lacks))
   or not weight_number or (weight_number > 1 and not takes_weights(reduction or '')) then return { 'BAD' } end
 if unit ~= (entry.unit or '') or (units ~= '0' and not entry.unit) then return { 'UNIT', entry.unit or '' } end
-local rounds = unit_rounds(units, staleness)
 if rounds then
   local state = redis.call('HGET', keys.units, unit) -- a unit that is committed has none
   if not state or state:find(' pushed', 1, true) then
@@ -54,11 +53,10 @@ if rounds then
     return { 'DUPLICATE', version }
   end
   local round = round_of(rounds, tonumber(unit))
-  if base > round or base < round - rounds.bound then return { 'BASE', version } end
+  if base > round or base < round - bound then return { 'BASE', version } end
 end
-if not rounds and is_over(run, staleness, quorum, whole(version), entry.round) then return run_answer('STOPPED') end
--- An open plan has closed the round, too: what it does not have would wait for the next one.
-if late == 'drop' and (base < whole(version) or redis.call('EXISTS', keys.plan) == 1) then
+if is_over(run, closes, bound, version, entry.round) then return run_answer('STOPPED') end
+if late == 'drop' and base < closed_rounds(version) then
   entry.accepted, entry.late, entry.dropped = seq, seq, (entry.dropped or 0) + 1
   redis.call('ZADD', keys.heartbeat, now_ms(), worker)
   write_worker(worker, entry)
@@ -68,7 +66,7 @@ local clock = tonumber(redis.call('HGET', keys.clock, worker) or '0')
 local pending = entry.round - clock - tonumber(redis.call('HGET', keys.skip, worker) or '0')
 if pending >= whole(max_pending) then return { 'FULL', pending } end
 -- In BSP with a quorum this worker skips the rounds made without it, unless something waits: a skip would commit that.
-local missed = staleness == '0' and quorum ~= '0' and pending == 0 and base - entry.round or 0
+local missed = closes == 'quorum' and bound == 0 and pending == 0 and base - entry.round or 0
 local now, committed = now_ms(), missed > 0 and redis.call('ZSCORE', keys.rounds, worker) or 0
 redis.call('ZADD', keys.heartbeat, now, worker)
 if missed > 0 then
@@ -94,5 +92,5 @@ if state ~= '' then redis.call('HSET', keys.states, waiting(worker, entry.round)
 write_worker(worker, entry)
 redis.call('ZADD', keys.pushed, round, worker)
 append_traces(keys.trace, traces, whole(workers), keys.losses)
-local more = not rounds or more_units(rounds, whole(version))
+local more = not rounds or more_units(rounds, bound, whole(version))
 return { 'ACK', entry.acked, entry.round, more and 1 or 0 }

@@ -8,7 +8,7 @@
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
--- USES job log numbers rounds states turns unit_rounds units
+-- USES job log numbers rounds staleness states turns units
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
 --     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
 --     | {DIGEST, digest}: this term staged something else | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
@@ -28,8 +28,7 @@ if next_version ~= whole(committed) + 1 or present_head ~= head or open_head ~= 
 local mine = term .. ' ' .. digest
 local before = redis.call('HGET', keys.ready, shard)
 if before and before ~= mine then return { 'DIGEST', before } end
-local staleness, max_pending, quorum, units = unpack(redis.call('HMGET', keys.config,
-  'staleness', 'max_pending', 'quorum', 'units'))
+local closes, bound, rounds, max_pending = read_rule('max_pending')
 local lowest, counted = lowest_round(), whole(contributions or '0') + 0 -- fails here if it is no number
 
 redis.call('HDEL', keys.ready, shard) -- first, since it is allowed when memory is full; only a commit frees memory
@@ -53,8 +52,7 @@ local given_back, highest, before_rejected = end_rounds(plan.rejected, keys.skip
 pass_states_on(plan.rejected, before_rejected, version)
 local done, furthest_now, before_done = end_rounds(plan.contributions, keys.clock, highest)
 commit_states(plan.contributions, before_done, version)
-local in_unit_rounds = unit_rounds(units, staleness) ~= nil
-if in_unit_rounds then -- what a version of units leaves out is left out for good, or its round would never be whole
+if rounds then -- what a version of units leaves out is left out for good, or its round would never be whole
   for _, unit in ipairs(given_back) do done[#done + 1] = unit end
   given_back = {}
 end
@@ -80,10 +78,11 @@ for i, part in ipairs(staged) do
 end
 redis.call('HSET', keys.version, unpack(changes))
 local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'plan', text, 'shards', parts)
--- A worker may also wait for its own commit: with a quorum, in ASP, and if max_pending is not above the bound.
+-- A worker may also wait for a unit, or for its own commit: with a quorum, in ASP, and if no more of its contributions
+-- may wait than the bound allows.
 local after = lowest_round()
-if after ~= lowest or in_unit_rounds or #given_back > 0 or quorum ~= '0' or tonumber(staleness) < 0
-  or tonumber(max_pending) <= tonumber(staleness) then
+if after ~= lowest or #given_back > 0 or rounds or closes == 'quorum' or bound < 0
+  or tonumber(max_pending) <= bound then
   wake(after)
 end
 return { 'FLIPPED', next_version, redis.call('GET', keys.pin) or '', commit_id }

@@ -7,7 +7,7 @@
 -- ARGV job term plan_id contribution reason damaged
 --   contribution: its text in the plan
 --   damaged: '1' if its bytes are not those that were accepted, else '0'
--- USES job log numbers plans replies rounds states turns unit_rounds units
+-- USES job log numbers plans replies rounds staleness states turns units
 -- Returns {OK} | {TERM, term} | {PLAN} also when repeated | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
 local refused, version = read_job(job, 'version')
@@ -24,7 +24,7 @@ if not place then return { 'PLAN' } end
 
 redis.call('DEL', keys.ready) -- allowed when memory is full, and lets the script write
 local author, unit = author_and_unit(contribution)
-if damaged == '1' and read_unit_rounds() then
+if damaged == '1' and read_rule() == 'units' then
   redis.call('DEL', keys.plan)
   local _, _, done = end_rounds({ contribution }, keys.skip, 0)
   pass_states_on({ contribution }, done, version)

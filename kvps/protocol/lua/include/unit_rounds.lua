@@ -1,25 +1,7 @@
 -- unit_rounds: which units of data make a round, where versions are made of rounds of units. An epoch begins with a whole
 -- round, and its last round may be shorter.
--- USES numbers replies
-
--- Returns what makes the rounds of a job that has so many units; nil where its versions are not made of rounds of units:
--- per_round  how many units a round has
--- per_epoch  how many an epoch has
--- total      how many there are
--- bound      how many rounds ahead of the present one are open
-local function unit_rounds(units, staleness)
-  local total, bound = whole(units) or 0, tonumber(staleness)
-  if total == 0 or bound < 0 then return nil end
-  local per_round, per_epoch = unpack(redis.call('HMGET', keys.config, 'units_per_round', 'units_per_epoch'))
-  per_round, per_epoch = whole(per_round) or 0, whole(per_epoch) or 0
-  if per_round == 0 then return nil end
-  return { per_round = per_round, per_epoch = per_epoch > 0 and per_epoch or total, total = total, bound = bound }
-end
-
--- Returns the same of the job's settings as they are stored.
-local function read_unit_rounds()
-  return unit_rounds(unpack(redis.call('HMGET', keys.config, 'units', 'staleness')))
-end
+-- `rounds` is what `read_rule` says of them.
+-- USES replies
 
 -- Returns the first unit of a round, and the first one behind it. Rounds and units are counted from 0.
 local function units_of(rounds, round)
@@ -30,8 +12,8 @@ local function units_of(rounds, round)
 end
 
 -- Returns the first unit that may not be handed out yet.
-local function first_closed_unit(rounds, version)
-  local _, behind = units_of(rounds, version + rounds.bound)
+local function first_closed_unit(rounds, bound, version)
+  local _, behind = units_of(rounds, version + bound)
   return behind
 end
 
@@ -57,7 +39,7 @@ local function whole_round(rounds, round)
 end
 
 -- Returns whether a unit of an open round may be handed out at once.
-local function more_units(rounds, version)
+local function more_units(rounds, bound, version)
   local handed_out = tonumber(redis.call('HGET', keys.units, 'next') or '0')
-  return handed_out < first_closed_unit(rounds, version) or redis.call('ZCARD', keys.free_units) > 0
+  return handed_out < first_closed_unit(rounds, bound, version) or redis.call('ZCARD', keys.free_units) > 0
 end
