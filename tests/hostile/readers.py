@@ -275,8 +275,8 @@ def _dashboard(scene: Scene, job: Open) -> None:
     history.add(1, view)
     look = Look(1, 1, view, history.snapshot(), *watch.kept())
     said = frame(None, look) + frame(look, look) + frame(None, look, "w0")
-    kept = answers.kept_now(scene.store, JOB, look)
-    said += as_json(answers.spans(*kept, 0, 32, 0)) + as_json(answers.worker_iterations(*kept[:2], "w0"))
+    view, kept = answers.seen(scene.store, JOB, look)
+    said += as_json(answers.spans(view, kept, 0, 32, 0)) + as_json(answers.worker_iterations(view, kept, "w0"))
     for worker in (None, "w0"):
         said += as_json(answers.events_before(scene.store, JOB, "", 5, worker))
     assert said.isascii()

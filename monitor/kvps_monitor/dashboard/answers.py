@@ -9,14 +9,13 @@ from typing import Any
 from kvps.errors import InvalidSetting, JobNotFound
 from kvps.history.events import Event, EventLog
 from kvps.job import readable
-from kvps.protocol.keys import check_name
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look
 from kvps_monitor.jobs import summary, unreadable
 from kvps_monitor.live import JobWatch
 from kvps_monitor.spans import Iteration, ShardVersion, Span, shard_spans, worker_spans
-from kvps_monitor.views import event_json
+from kvps_monitor.views import JobView, event_json
 
 MOST_EVENTS = 200
 """The most events in one answer."""
@@ -33,13 +32,17 @@ def job_list(store: Store) -> list[dict[str, Any]]:
     return list(store.read_jobs(summary, unreadable))
 
 
-def job_now(store: Store, name: str, look: Look | None) -> dict[str, Any]:
-    """Return a job as it is now, see `kvps_monitor.views`; the newest look at it, if there is one. Raises JobNotFound,
-    CorruptData, InvalidName, ServerLost."""
+Kept = tuple[Mapping[str, Sequence[Iteration]], Mapping[int, Sequence[ShardVersion]]]
+
+
+def seen(store: Store, name: str, look: Look | None) -> tuple[JobView, Kept]:
+    """Return a job as it is now, and what is kept of its traces: those of the newest look at it, if there is one.
+    Raises JobNotFound, CorruptData, ServerLost."""
     if look:
-        return look.view.as_json()
-    with readable(_checked(name)):
-        return JobWatch(store.job(name)).look().as_json()
+        return look.view, (look.iterations, look.versions)
+    with readable(name):
+        watch = JobWatch(store.job(name))
+        return watch.look(), watch.kept()
 
 
 def events_before(
@@ -48,10 +51,10 @@ def events_before(
     """Return `count` events of the log before the entry `before`, newest first, each with its id; and under "before"
     where to go on, None at the beginning of what Redis has. With `worker` only its own, and with `kinds` only those:
     some pages are searched for them, and there may be fewer than `count` or none while there are older ones. Raises as
-    `job_now`, InvalidSetting."""
+    `seen`, InvalidSetting."""
     if not 1 <= count <= MOST_EVENTS:
         raise InvalidSetting(f"count must be from 1 to {MOST_EVENTS}, not {count}")
-    with readable(_checked(name)):
+    with readable(name):
         job = store.job(name)
         log = EventLog(job.access.client, job.access.keys)
         if worker is None and not kinds:
@@ -96,21 +99,8 @@ def _own(event: Event, worker: str) -> Event:
 
 # -- timelines --------------------------------------------------------------------------------------------------------
 
-Kept = tuple[Mapping[str, Sequence[Iteration]], Mapping[int, Sequence[ShardVersion]]]
 
-
-def kept_now(store: Store, name: str, look: Look | None) -> tuple[list[str], Kept, int]:
-    """Return the workers of a job by rank, what is kept of its traces, and the server's time in ms. Raises as
-    `job_now`."""
-    if look:
-        return [w.worker for w in look.view.workers], (look.iterations, look.versions), look.view.at_ms
-    with readable(_checked(name)):
-        watch = JobWatch(store.job(name))
-        view = watch.look()
-        return [w.worker for w in view.workers], watch.kept(), view.at_ms
-
-
-def spans(workers: Sequence[str], kept: Kept, at_ms: int, first: int, count: int, after_ms: float) -> dict[str, Any]:
+def spans(view: JobView, kept: Kept, first: int, count: int, after_ms: float) -> dict[str, Any]:
     """Return the spans of lanes `first` to `first + count - 1` that end after `after_ms`, and not a minute or more
     before the newest of all. The shards are the first lanes, then come the workers by rank. A span is [phase, start,
     milliseconds, version, round, bytes], where start is in milliseconds after `base_ms`. Raises InvalidSetting."""
@@ -119,8 +109,8 @@ def spans(workers: Sequence[str], kept: Kept, at_ms: int, first: int, count: int
     iterations, versions = kept
     kept_lanes: list[Sequence[Any]] = [*iterations.values(), *versions.values()]
     ends = [_end_ms(lane[-1]) for lane in kept_lanes if lane]
-    base_ms = max(after_ms, min(at_ms, max(ends, default=at_ms)) - _LONGEST_MS)
-    names: list[str | int] = [*sorted(versions), *workers]
+    base_ms = max(after_ms, min(view.at_ms, max(ends, default=view.at_ms)) - _LONGEST_MS)
+    names: list[str | int] = [*sorted(versions), *(w.worker for w in view.workers)]
     lanes = []
     for name in islice(names, first, first + count):
         if isinstance(name, int):
@@ -129,7 +119,7 @@ def spans(workers: Sequence[str], kept: Kept, at_ms: int, first: int, count: int
             lane, phases = list(worker_spans(_late(iterations.get(name, ()), base_ms))), WORKER_PHASES
         rows = [_span(s, phases, base_ms) for s in lane if s.end_us > 1000 * base_ms]
         lanes.append({"lane": f"shard {name}" if isinstance(name, int) else name, "spans": rows})
-    return {"at_ms": at_ms, "base_ms": base_ms, "first": first, "all": len(names), "lanes": lanes}
+    return {"at_ms": view.at_ms, "base_ms": base_ms, "first": first, "all": len(names), "lanes": lanes}
 
 
 def _late(kept: Sequence[Any], after_ms: float) -> list[Any]:
@@ -146,9 +136,9 @@ def _span(s: Span, phases: Sequence[str], base_ms: float) -> list[Any]:
     return [phases.index(s.phase), start_ms, round((s.end_us - s.start_us) / 1000, 2), s.version, s.round, s.bytes]
 
 
-def worker_iterations(workers: Sequence[str], kept: Kept, worker: str) -> dict[str, Any]:
+def worker_iterations(view: JobView, kept: Kept, worker: str) -> dict[str, Any]:
     """Return the last iterations of a worker, newest first. Raises JobNotFound if the job has no such worker."""
-    if worker not in workers:
+    if all(w.worker != worker for w in view.workers):
         raise JobNotFound(f"the job has no worker {worker[:64]!r}")
     fields = ("round", "version", "clock", "at_us", "pulled", "pushed", "unit", "loss")
     rows = [
@@ -156,7 +146,3 @@ def worker_iterations(workers: Sequence[str], kept: Kept, worker: str) -> dict[s
         for i in reversed(kept[0].get(worker, ()))
     ]
     return {"worker": worker, "phases": WORKER_PHASES, "iterations": rows}
-
-
-def _checked(name: str) -> str:
-    return check_name("job", name)

@@ -23,6 +23,7 @@ from kvps_monitor.dashboard import answers
 from kvps_monitor.dashboard.access import Access, Guard
 from kvps_monitor.dashboard.frames import as_json
 from kvps_monitor.dashboard.watches import TooManyWatches, Watches
+from kvps_monitor.views import JobView
 
 STATIC = Path(__file__).with_name("static")
 _COUNT = re.compile(r"[0-9]{1,15}", re.ASCII)
@@ -38,14 +39,14 @@ def application(store: Store, watches: Watches, access: Access) -> Starlette:
     job = "/api/jobs/{job}"
     pages = ("/", "/jobs/{job}", "/jobs/{job}/log", "/jobs/{job}/workers/{worker}")
     routes = [
-        *(Route(path, _page, methods=["GET"]) for path in pages),
-        Route("/api/server", _answered(api.server), methods=["GET"]),
-        Route("/api/jobs", _answered(api.jobs), methods=["GET"]),
-        Route(job, _answered(api.job), methods=["GET"]),
-        Route(f"{job}/events", _answered(api.events), methods=["GET"]),
-        Route(f"{job}/log", _answered(api.log), methods=["GET"]),
-        Route(f"{job}/spans", _answered(api.spans), methods=["GET"]),
-        Route(f"{job}/workers/{{worker}}", _answered(api.worker), methods=["GET"]),
+        *(Route(path, _page) for path in pages),
+        Route("/api/server", _answered(api.server)),
+        Route("/api/jobs", _answered(api.jobs)),
+        Route(job, _answered(api.job)),
+        Route(f"{job}/events", _answered(api.events)),
+        Route(f"{job}/log", _answered(api.log)),
+        Route(f"{job}/spans", _answered(api.spans)),
+        Route(f"{job}/workers/{{worker}}", _answered(api.worker)),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
     return Starlette(routes=routes, middleware=[Middleware(Guard, access)])
@@ -99,12 +100,11 @@ class _Api:
 
     async def job(self, request: Request) -> Response:
         """A job as it is now."""
-        name = _name(request, "job")
-        return await _made(answers.job_now, self._store, name, self._watches.newest(name))
+        return await self._made_of(request, lambda view, kept: view.as_json())
 
     async def events(self, request: Request) -> Response:
         """The stream of what changes in a job."""
-        name, worker = _name(request, "job"), request.query_params.get("worker")
+        name, worker = _job(request), request.query_params.get("worker")
         if sum(self._watches.count().values()) >= _MOST_VIEWERS:
             return PlainTextResponse("Too many viewers.\n", 503)
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -115,7 +115,7 @@ class _Api:
         """A page of the log."""
         asked = request.query_params
         count = int(_asked(request, "count", "50", _COUNT))
-        name, worker, kinds = _name(request, "job"), asked.get("worker"), asked.get("kinds", "")
+        name, worker, kinds = _job(request), asked.get("worker"), asked.get("kinds", "")
         wanted = [kind for kind in kinds.split(",") if kind]
         return await _made(answers.events_before, self._store, name, asked.get("before", ""), count, worker, wanted)
 
@@ -123,25 +123,18 @@ class _Api:
         """Spans of some lanes of the timeline."""
         first, count = int(_asked(request, "first", "0", _COUNT)), int(_asked(request, "count", "32", _COUNT))
         after_ms = float(_asked(request, "after", "0", _MS))
-        name = _name(request, "job")
-        look = self._watches.newest(name)
-
-        def spans() -> dict[str, Any]:
-            kept = answers.kept_now(self._store, name, look)
-            return answers.spans(*kept, first, count, after_ms)
-
-        return await _made(spans)
+        return await self._made_of(request, lambda view, kept: answers.spans(view, kept, first, count, after_ms))
 
     async def worker(self, request: Request) -> Response:
         """The last iterations of a worker."""
-        name, worker = _name(request, "job"), request.path_params["worker"]
+        worker = request.path_params["worker"]
+        return await self._made_of(request, lambda view, kept: answers.worker_iterations(view, kept, worker))
+
+    async def _made_of(self, request: Request, answer: Callable[[JobView, answers.Kept], Any]) -> Response:
+        """Return as JSON what a function says of a job. What somebody looks at already is answered without Redis."""
+        name = _job(request)
         look = self._watches.newest(name)
-
-        def iterations() -> dict[str, Any]:
-            workers, kept, _ = answers.kept_now(self._store, name, look)
-            return answers.worker_iterations(workers, kept, worker)
-
-        return await _made(iterations)
+        return await _made(lambda: answer(*answers.seen(self._store, name, look)))
 
 
 async def _made(answer: Callable[..., Any], *arguments: Any) -> Response:
@@ -153,10 +146,10 @@ async def _made(answer: Callable[..., Any], *arguments: Any) -> Response:
     return Response(await asyncio.to_thread(make), media_type="application/json")
 
 
-def _name(request: Request, what: str) -> str:
-    name = str(request.path_params[what])
+def _job(request: Request) -> str:
+    name = str(request.path_params["job"])
     if not NAME.fullmatch(name):
-        raise JobNotFound(f"no {what} has such a name")
+        raise JobNotFound("no job has such a name")
     return name
 
 

@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -18,18 +18,17 @@ from kvps_monitor.dashboard.history import Snapshot
 from kvps_monitor.spans import Iteration, ShardVersion
 from kvps_monitor.views import JobView, ShardView, WorkerView, event_json
 
-WORKER_FIELDS = (
-    *("worker", "rank", "state", "since_ms", "waits_for", "pushed", "committed", "clock", "ahead", "behind"),
-    *("staleness", "round_ms", "rounds_per_s", "shares", "pulled_per_s", "pushed_per_s", "loss", "host", "pid"),
-    "device",
-)
+
+def _fields(view: type, *without: str) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(view) if field.name not in without)
+
+
+WORKER_FIELDS = (*_fields(WorkerView, "state_s", "silent_s", "losses"), "since_ms")
 _OF_JOB = (
-    *("job", "task", "mode", "staleness", "transport", "optimizer", "state", "waits_for", "version", "head", "backlog"),
-    *("why", "commits_per_s", "contributions", "loss", "units", "units_done", "rounds", "backups"),
-    *("progress", "elapsed_s", "eta_s"),
-    *("memory", "memory_limit", "model_bytes", "expected_workers", "evaluation_text"),
+    "evaluation_text",
+    *_fields(JobView, "at_ms", "workers", "shards", "standbys", "events", "evaluation", "gradient_norms"),
 )
-_OF_SHARD = ("shard", "holder", "term", "commits_per_s", "received_per_s", "stored_per_s")
+_OF_SHARD = _fields(ShardView, "phases")
 _NAMED = 6
 """How many contributions of a version an event has in a frame; `/log` has all."""
 

@@ -6,6 +6,7 @@ Times are nanoseconds from the recording's origin. A snapshot of two clocks tell
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from kvps_monitor.spans import Span
-from kvps_monitor.timeline.flows import Flows
 from kvps_monitor.timeline.recording import EVALUATIONS, Block, Recording
 
 _SEQUENCE = 1
@@ -44,9 +44,15 @@ class _Writer:
     def __init__(self, recording: Recording) -> None:
         self.builder = TraceProtoBuilder()
         self._recording = recording
-        self._flows = Flows(recording)
         self._tracks = 0
         self._root = 0
+        self._out: dict[Span | Block, list[int]] = defaultdict(list)  # what arrows begin at -> their ids
+        self._into: dict[Span | Block, list[int]] = defaultdict(list)
+        for id, arrow in enumerate(recording.arrows(), 1):
+            # A push leads to the version as a whole; what a worker fetches comes from its last phase, the commit.
+            pushed = arrow.kind == "push"
+            self._out[arrow.span if pushed else arrow.shard.spans[-1]].append(id)
+            self._into[arrow.shard if pushed else arrow.span].append(id)
 
     def begin(self) -> None:
         """Write the clocks, and the track that all others are under."""
@@ -64,7 +70,7 @@ class _Writer:
         track = self._track(name, self._root)
         for block in lane:
             facts = {"version": block.number}
-            self._open(track, block.start_us, f"version {block.number}", facts, ([], self._flows.into(block)))
+            self._open(track, block, f"version {block.number}", facts)
             for span in block.spans:
                 self._slice(track, span, facts | {"bytes": span.bytes})
             self._event(track, block.end_us, TrackEvent.TYPE_SLICE_END)
@@ -94,17 +100,15 @@ class _Writer:
                 event.debug_annotations.add(name=figure, double_value=value)
 
     def _slice(self, track: int, span: Span, facts: dict[str, int]) -> None:
-        self._open(track, span.start_us, span.phase, facts, (self._flows.out_of(span), self._flows.into(span)))
+        self._open(track, span, span.phase, facts)
         self._event(track, span.end_us, TrackEvent.TYPE_SLICE_END)
 
-    def _open(
-        self, track: int, at_us: float, name: str, facts: dict[str, int], flows: tuple[list[int], list[int]]
-    ) -> None:
-        event = self._event(track, at_us, TrackEvent.TYPE_SLICE_BEGIN, name)
-        event.flow_ids.extend(flows[0])
-        event.terminating_flow_ids.extend(flows[1])
-        for what, value in facts.items():
-            event.debug_annotations.add(name=what, int_value=value)
+    def _open(self, track: int, what: Span | Block, name: str, facts: dict[str, int]) -> None:
+        event = self._event(track, what.start_us, TrackEvent.TYPE_SLICE_BEGIN, name)
+        event.flow_ids.extend(self._out[what])
+        event.terminating_flow_ids.extend(self._into[what])
+        for fact, value in facts.items():
+            event.debug_annotations.add(name=fact, int_value=value)
 
     def _event(self, track: int, at_us: float, kind: int, name: str = "") -> Any:
         packet = self._packet()

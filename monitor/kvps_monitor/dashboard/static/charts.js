@@ -2,6 +2,7 @@
 import { el, setText } from "./dom.js";
 
 const SMOOTH = 0.9; // the weight of what was before
+const HEIGHT = 168;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /**
@@ -83,12 +84,8 @@ export class Chart {
   }
 
   #resize() {
-    if (this.plot) this.plot.setSize({ width: Math.max(100, this.host.clientWidth), height: this.#height });
+    if (this.plot) this.plot.setSize({ width: Math.max(100, this.host.clientWidth), height: HEIGHT });
     else if (this.data) this.#make();
-  }
-
-  get #height() {
-    return 168;
   }
 
   #make() {
@@ -101,7 +98,7 @@ export class Chart {
     this.plot = new window.uPlot(
       {
         width: this.host.clientWidth,
-        height: this.#height,
+        height: HEIGHT,
         legend: { show: false },
         padding: [8, 20, 0, 0],
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },

@@ -15,14 +15,31 @@ export function el(what, properties = {}, ...children) {
   return made;
 }
 
-/** Set the text of an element, if it is another: a page that is not touched is not drawn. */
-export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+/** Set a property, if it has another value: a page that is not touched is not drawn. */
+export function set(target, property, value) {
+  if (target[property] !== value) target[property] = value;
 }
 
-export function setClass(element, name) {
-  if (element.className !== name) element.className = name;
+export function setText(element, text) {
+  set(element, "textContent", text);
 }
+
+/** Make the children of an element anew, if what they are made from is another. Return whether it was. */
+export function renew(element, from, make) {
+  const key = JSON.stringify(from);
+  if (element.madeFrom === key) return false;
+  element.madeFrom = key;
+  element.replaceChildren(...make());
+  return true;
+}
+
+/** A table with these titles above the rows of `body`. */
+export function listTable(kind, titles, body) {
+  return el(`table.list${kind}`, {}, el("thead", {}, el("tr", {}, ...titles.map((title) => el("th", { scope: "col" }, title)))), body);
+}
+
+/** A cell of such a table: a phone shows its title too. */
+export const cell = (title, ...content) => el("td", { "data-title": title }, ...content);
 
 const NONE = "–";
 
@@ -144,7 +161,7 @@ const banner = document.getElementById("banner");
 /** Say on top of the page what is wrong; nothing for "". */
 export function say(text, tone = "bad") {
   setText(banner, text);
-  setClass(banner, tone);
+  set(banner, "className", tone);
   banner.hidden = !text;
 }
 

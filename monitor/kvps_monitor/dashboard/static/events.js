@@ -14,8 +14,7 @@ export function setBound(staleness, workers) {
 /** One event as a line, with its contributions below if it is a version. `contributions` are all, or the first few. */
 export function eventNode(job, event, whole_ = false) {
   const time = el("time", { title: `${day(event.at_ms)} ${clock(event.at_ms, true)}` }, clock(event.at_ms, true));
-  const node = el(`li.event.${event.event}`, {}, time, el("span.kind", {}, event.event), el("div.facts", {}, ...facts(job, event, whole_)));
-  return node;
+  return el(`li.event.${event.event}`, {}, time, el("span.kind", {}, event.event), el("div.facts", {}, ...facts(job, event, whole_)));
 }
 
 const name = (job, worker) => el("a", { href: workerPath(job, worker) }, worker);

@@ -1,5 +1,5 @@
 // One job: figures, timeline, charts, workers, shards, and what has happened.
-import { bytes, clock, duration, el, jobDoes, jobPath, loss, perSecond, plural, present, setText, short, statePill, setClass, whole, workerPath } from "./dom.js";
+import { bytes, cell, clock, duration, el, jobDoes, jobPath, listTable, loss, perSecond, plural, present, renew, set, setText, short, statePill, whole, workerPath } from "./dom.js";
 import { Beside } from "./beside.js";
 import { Chart } from "./charts.js";
 import { eventNode, setBound } from "./events.js";
@@ -38,7 +38,7 @@ export function showJob(page, job) {
     timeline.node,
     el("div.charts", {}, ...Object.values(charts).map((chart) => chart.node)),
     el("section.card", {}, el("div.title", {}, el("h2", {}, "Workers"), counts, filter), workers.node),
-    el("section.card", {}, el("h2", {}, "Shards"), el("div.wide-table", {}, shardTable(shards))),
+    el("section.card", {}, el("h2", {}, "Shards"), el("div.wide-table", {}, listTable(".small", SHARD_COLUMNS, shards))),
     el("section.card", {}, el("div.title", {}, el("h2", {}, "Latest"), el("a", { href: `${jobPath(job)}/log` }, "Whole log")), events),
   );
 
@@ -54,7 +54,7 @@ export function showJob(page, job) {
 
   function update() {
     const f = stream.facts;
-    setState(state, f);
+    renew(state, [f.state, jobDoes(f)], () => [statePill(f.state, jobDoes(f))]);
     setText(what, [f.task || "made in Python", f.mode, f.optimizer, `over ${f.transport}`, bytes(f.model_bytes)].filter(Boolean).join(" · "));
     const active = stream.workers.filter((w) => !GONE.includes(w.state)).length;
     const over = f.state === "finished";
@@ -81,7 +81,8 @@ export function showJob(page, job) {
     setCounts(counts, stream.workers);
     showWorkers();
     updateShards(shards, stream);
-    updateEvents(events, job, stream.events);
+    const latest = stream.events.slice(-EVENTS).reverse();
+    renew(events, latest, () => latest.map((event) => eventNode(job, event)));
     timeline.update();
   }
 }
@@ -98,10 +99,6 @@ function finalFigures(f) {
   const counted = `${plural(f.contributions, "contribution")} in ${plural(f.version, "version")}`;
   const rate = `${perSecond(ratio(f.contributions, f.elapsed_s)).replace("/s", "")} contributions/s`;
   return [counted, duration(1000 * f.elapsed_s), rate, `loss ${loss(f.loss)}`].join(", ");
-}
-
-function setState(node, job) {
-  if (node.textContent !== jobDoes(job)) node.replaceChildren(statePill(job.state, jobDoes(job)));
 }
 
 function makeCharts() {
@@ -159,10 +156,10 @@ function workerTable(job, stream) {
     fill(cell, w) {
       const [pill, more] = cell.children;
       setText(pill, w.state);
-      setClass(pill, `pill ${stateTone(w.state)}`);
+      set(pill, "className", `pill ${stateTone(w.state)}`);
       const said = about(w, stream().nowMs);
       setText(more, said);
-      if (more.title !== said) more.title = said;
+      set(more, "title", said);
     },
   };
   const name = {
@@ -211,25 +208,16 @@ function setCounts(node, workers) {
   const number = new Map();
   for (const w of workers) number.set(w.state, (number.get(w.state) ?? 0) + 1);
   const words = STATES.filter((state) => number.has(state)).map((state) => `${whole(number.get(state))} ${state}`);
-  if (node.textContent !== words.join("")) node.replaceChildren(...words.map((word) => el(`span.pill.${stateTone(word.split(" ")[1])}`, {}, word)));
+  renew(node, words, () => words.map((word) => statePill(word.split(" ")[1], word)));
 }
 
 const SHARD_COLUMNS = ["Shard", "Holder", "Term", "Versions", "Makes one in", "Time", "Receives", "Stores"];
 
-function shardTable(rows) {
-  return el("table.list.small", {}, el("thead", {}, el("tr", {}, ...SHARD_COLUMNS.map((title) => el("th", { scope: "col" }, title)))), rows);
-}
-
 function updateShards(rows, stream) {
-  const made = JSON.stringify(stream.shards);
-  if (rows.made === made) return;
-  rows.made = made;
-  rows.replaceChildren(
-    ...stream.shards.map((shard) => {
+  renew(rows, stream.shards, () =>
+    stream.shards.map((shard) => {
       const bar = phaseBar();
-      const ms = shard.phases.reduce((sum, each) => sum + each, 0);
-      bar.fill(stream.phases.shard, shard.phases.map((each) => (ms ? each / ms : 0)));
-      const cell = (title, content) => el("td", { "data-title": title }, content);
+      const ms = bar.fillTimes(stream.phases.shard, shard.phases);
       return el(
         "tr",
         {},
@@ -244,12 +232,4 @@ function updateShards(rows, stream) {
       );
     }),
   );
-}
-
-function updateEvents(list, job, events) {
-  const shown = events.slice(-EVENTS).reverse();
-  const key = JSON.stringify(shown);
-  if (list.key === key) return;
-  list.key = key;
-  list.replaceChildren(...shown.map((event) => eventNode(job, event)));
 }

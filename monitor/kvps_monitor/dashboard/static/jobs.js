@@ -1,20 +1,20 @@
 // The list of jobs.
-import { api, ask, bytes, duration, el, jobDoes, jobPath, loss, perSecond, present, repeat, say, sayAgain, setText, statePill, whole } from "./dom.js";
+import { api, ask, bytes, cell, duration, el, jobDoes, jobPath, listTable, loss, perSecond, present, renew, repeat, say, sayAgain, setText, statePill, whole } from "./dom.js";
 
 const COLUMNS = ["Job", "State", "Task", "Mode", "Workers", "Version", "Versions", "Loss", "Last change", "Age", "Model"];
 
 export function showJobs(page) {
   const list = el("tbody");
-  const table = el("table.list", { hidden: true }, el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title)))), list);
+  const table = listTable("", COLUMNS, list);
+  table.hidden = true;
   const none = el("p.card.none", { hidden: true }, "This server has no jobs. Start one: ", el("code", {}, "kvps up digits"));
   page.replaceChildren(el("h1", {}, "Jobs"), none, table);
-  const known = new Map(); // job -> what its row was made of
   repeat(async () => {
     try {
       const jobs = await ask(api("/jobs"));
       none.hidden = jobs.length > 0;
       table.hidden = jobs.length === 0;
-      update(list, known, jobs);
+      update(list, jobs);
       say("");
     } catch (error) {
       sayAgain(error.message);
@@ -22,30 +22,14 @@ export function showJobs(page) {
   }, 1500);
 }
 
-function update(list, known, jobs) {
-  const names = jobs.map((job) => job.job);
-  if (names.join() !== [...known.keys()].join()) {
-    known.clear();
-    list.replaceChildren();
-    for (const job of jobs) {
-      const row = el("tr");
-      list.append(row);
-      known.set(job.job, { row, made: "" });
-    }
-  }
-  for (const job of jobs) {
-    const kept = known.get(job.job);
-    const made = JSON.stringify(job);
-    if (kept.made === made) continue;
-    kept.made = made;
-    kept.row.replaceChildren(...cells(job));
-  }
+function update(list, jobs) {
+  renew(list, jobs.map((job) => job.job), () => jobs.map(() => el("tr")));
+  jobs.forEach((job, i) => renew(list.children[i], job, () => cells(job)));
   setText(document.querySelector("h1"), jobs.length ? `Jobs (${jobs.length})` : "Jobs");
 }
 
 function cells(job) {
   const name = el("a", { href: jobPath(job.job) }, job.job);
-  const cell = (title, ...content) => el("td", { "data-title": title }, ...content);
   const state = cell("State", statePill(job.state, jobDoes(job)));
   if (job.reason) return [el("th", { scope: "row" }, name), state, el("td.reason", { colspan: COLUMNS.length - 2 }, job.reason)];
   return [

@@ -1,5 +1,5 @@
 // A bar of shares of time, one colour for each phase.
-import { el } from "./dom.js";
+import { el, set } from "./dom.js";
 import { PHASE_WORDS } from "./words.js";
 
 export function phaseBar(kind = "") {
@@ -10,16 +10,20 @@ export function phaseBar(kind = "") {
     fill(names, shares) {
       while (node.children.length < names.length) node.append(el("i"));
       names.forEach((name, i) => {
-        const part = node.children[i];
-        const width = `${Math.round(1000 * (shares[i] ?? 0)) / 10}%`;
-        if (part.className !== name) part.className = name;
-        if (part.style.width !== width) part.style.width = width;
+        set(node.children[i], "className", name);
+        set(node.children[i].style, "width", `${Math.round(1000 * (shares[i] ?? 0)) / 10}%`);
       });
       const words = names.map((name, i) => `${PHASE_WORDS[name]} ${Math.round(100 * (shares[i] ?? 0))} %`).join(", ");
       if (node.title !== words) {
         node.title = words;
         node.setAttribute("aria-label", words);
       }
+    },
+    /** Show the milliseconds of each phase, and return their sum. */
+    fillTimes(names, times) {
+      const all = times.reduce((sum, ms) => sum + ms, 0);
+      this.fill(names, times.map((ms) => (all ? ms / all : 0)));
+      return all;
     },
   };
 }

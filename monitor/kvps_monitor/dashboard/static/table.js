@@ -1,5 +1,5 @@
 // A table of any number of rows: only those that are visible are in the page.
-import { el, setText } from "./dom.js";
+import { el, set, setText } from "./dom.js";
 
 const ROW = 36; // px, as in style.css
 const MOST_VISIBLE = 14; // rows, before the table scrolls
@@ -30,7 +30,7 @@ export class Table {
 
   #header(column) {
     const button = el("button", { type: "button", onclick: () => this.#sortBy(column.name) }, column.title);
-    return el(`div.${column.name}${column.wide ? ".wide" : ""}`, { role: "columnheader" }, button);
+    return this.#place(column, "columnheader", button);
   }
 
   #sortBy(name) {
@@ -62,10 +62,8 @@ export class Table {
       if (this.headers[i].getAttribute("aria-sort") !== sorted) this.headers[i].setAttribute("aria-sort", sorted);
     });
     const rows = this.#sorted();
-    const height = `${Math.max(1, Math.min(rows.length, MOST_VISIBLE)) * ROW}px`;
-    if (this.view.style.height !== height) this.view.style.height = height;
-    const whole = `${rows.length * ROW}px`;
-    if (this.body.style.height !== whole) this.body.style.height = whole;
+    set(this.view.style, "height", `${Math.max(1, Math.min(rows.length, MOST_VISIBLE)) * ROW}px`);
+    set(this.body.style, "height", `${rows.length * ROW}px`);
     const first = Math.max(0, Math.floor(this.view.scrollTop / ROW) - 2);
     const shown = rows.slice(first, first + MOST_VISIBLE + 5);
     while (this.pool.length < shown.length) this.pool.push(this.#makeRow());
@@ -73,21 +71,20 @@ export class Table {
       const row = shown[i];
       made.node.hidden = !row;
       if (!row) return;
-      const top = `translateY(${(first + i) * ROW}px)`;
-      if (made.node.style.transform !== top) made.node.style.transform = top;
+      set(made.node.style, "transform", `translateY(${(first + i) * ROW}px)`);
       this.columns.forEach((column, c) => column.fill(made.cells[c], row));
     });
   }
 
   #makeRow() {
     const cells = this.columns.map((column) => (column.make ? column.make() : el("span")));
-    const wrapped = cells.map((cell, c) => {
-      const column = this.columns[c];
-      return el(`div.${column.name}${column.wide ? ".wide" : ""}`, { role: "cell" }, cell);
-    });
-    const node = el("div.row", { role: "row" }, ...wrapped);
+    const node = el("div.row", { role: "row" }, ...this.columns.map((column, c) => this.#place(column, "cell", cells[c])));
     this.body.append(node);
     return { node, cells };
+  }
+
+  #place(column, role, content) {
+    return el(`div.${column.name}${column.wide ? ".wide" : ""}`, { role }, content);
   }
 }
 

@@ -1,5 +1,5 @@
 // Figures that one sees first.
-import { duration, el, setText } from "./dom.js";
+import { duration, el, set, setText } from "./dom.js";
 
 export class Tiles {
   constructor(titles) {
@@ -12,7 +12,7 @@ export class Tiles {
     for (const [title, node] of this.values) {
       const value = values[title] ?? "";
       setText(node, value);
-      if (node.parentElement.hidden !== (value === "")) node.parentElement.hidden = value === "";
+      set(node.parentElement, "hidden", value === "");
     }
   }
 }

@@ -1,5 +1,5 @@
 // The last rounds of shards and workers as lanes of spans. Only lanes that are visible are asked for and drawn.
-import { api, ask, bytes, duration, el, jobPath, setText, whole } from "./dom.js";
+import { api, ask, bytes, duration, el, jobPath, set, setText, whole } from "./dom.js";
 import { GONE, PHASE_WORDS } from "./words.js";
 
 const WINDOWS_MS = [100, 200, 500, 1000, 2000, 5000, 10000, 20000, 60000];
@@ -171,13 +171,13 @@ export class Timeline {
     const shown = Math.min(names.length, MOST_LANES);
     const height = shown * LANE + AXIS;
     const ratio = window.devicePixelRatio || 1;
-    size(this.view, "height", height);
-    size(this.space, "height", names.length * LANE + AXIS);
+    set(this.view.style, "height", `${height}px`);
+    set(this.space.style, "height", `${names.length * LANE + AXIS}px`);
     if (this.canvas.width !== Math.round(width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
       this.canvas.width = Math.round(width * ratio);
       this.canvas.height = Math.round(height * ratio);
-      size(this.canvas, "width", width);
-      size(this.canvas, "height", height);
+      set(this.canvas.style, "width", `${width}px`);
+      set(this.canvas.style, "height", `${height}px`);
     }
     const pen = this.canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -281,11 +281,6 @@ const rounded = (ms) => duration(ms).replace(/\.0(?= )| 0 s$/, "");
 function legend(title, phases) {
   const items = phases.map((phase) => el("span", {}, el(`i.swatch.${phase}`), PHASE_WORDS[phase] ?? phase));
   return el("span.legend", {}, el("b", {}, title), ...items);
-}
-
-function size(element, side, px) {
-  const text = `${px}px`;
-  if (element.style[side] !== text) element.style[side] = text;
 }
 
 function fitted(pen, text, width) {

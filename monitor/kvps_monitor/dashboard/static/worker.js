@@ -1,5 +1,5 @@
 // One worker: what it does, its phases, losses, iterations, and what the log says of it.
-import { api, ask, bytes, clock, duration, el, jobPath, loss, repeat, setText, statePill, whole, workerPath } from "./dom.js";
+import { api, ask, bytes, cell, clock, duration, el, jobPath, listTable, loss, renew, repeat, setText, statePill, whole, workerPath } from "./dom.js";
 import { Chart } from "./charts.js";
 import { eventNode, setBound } from "./events.js";
 import { JobStream } from "./stream.js";
@@ -26,7 +26,6 @@ export function showWorker(page, job, worker) {
     ],
   });
   const rows = el("tbody");
-  const table = el("table.list.small", {}, el("thead", {}, el("tr", {}, ...COLUMNS.map((title) => el("th", { scope: "col" }, title)))), rows);
   const history = el("ol.log");
   page.replaceChildren(
     el("div.heading", {}, el("h1", {}, worker), state, more),
@@ -34,7 +33,7 @@ export function showWorker(page, job, worker) {
     tiles.node,
     el("section.card", {}, el("h2", {}, "Where its time goes"), shares.node, legend),
     el("div.charts", {}, losses.node, times.node),
-    el("section.card", {}, el("h2", {}, "Last rounds"), el("div.wide-table", {}, table)),
+    el("section.card", {}, el("h2", {}, "Last rounds"), el("div.wide-table", {}, listTable(".small", COLUMNS, rows))),
     el("section.card", {}, el("div.title", {}, el("h2", {}, "History"), el("a", { href: `${jobPath(job)}/log` }, "Log of the job")), history),
   );
 
@@ -47,7 +46,7 @@ export function showWorker(page, job, worker) {
         setText(where, "The job has no worker of this name.");
         return;
       }
-      if (state.textContent !== w.state) state.replaceChildren(statePill(w.state));
+      renew(state, w.state, () => [statePill(w.state)]);
       setText(more, about(w, stream.nowMs));
       setText(where, [`rank ${w.rank}`, w.host && `process ${w.pid} on ${w.host}`, w.device].filter(Boolean).join(" · "));
       tiles.set({
@@ -68,13 +67,11 @@ export function showWorker(page, job, worker) {
     worker,
   );
 
-  let newest = null;
   repeat(async () => {
     const found = await ask(api(workerPath(job, worker))).catch(() => null);
-    const first = found?.iterations[0];
-    if (!first || JSON.stringify(first) === newest) return;
-    newest = JSON.stringify(first);
-    rows.replaceChildren(...found.iterations.slice(0, ROWS).map((each) => row(each, found.phases)));
+    if (!found?.iterations.length) return;
+    const made = () => found.iterations.slice(0, ROWS).map((each) => row(each, found.phases));
+    if (!renew(rows, found.iterations[0], made)) return;
     losses.draw(new Map(found.iterations.map((each) => [each.round, [each.loss]])));
     const wait = found.phases.indexOf("wait");
     times.draw(new Map(found.iterations.map((each) => [each.round, [total(each), each.phases[wait]]])));
@@ -89,9 +86,7 @@ const total = (each) => each.phases.reduce((sum, ms) => sum + ms, 0);
 
 function row(each, phases) {
   const bar = phaseBar();
-  const ms = total(each);
-  bar.fill(phases, each.phases.map((phase) => (ms ? phase / ms : 0)));
-  const cell = (title, content) => el("td", { "data-title": title }, content);
+  const ms = bar.fillTimes(phases, each.phases);
   return el(
     "tr",
     {},
