@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -38,21 +39,20 @@ class Tab:
         return self.page
 
 
+def opened(chromium: Any, **context: Any) -> Iterator[Tab]:
+    """A tab of a new browser; what its console said is an error at the end."""
+    with closing(chromium.new_context(**context)) as browser:
+        found = Tab(browser)
+        yield found
+    assert found.said == []
+
+
 @pytest.fixture
 def tab(chromium: Any) -> Iterator[Tab]:
-    """A tab of a new browser; what its console said is an error at the end."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    found = Tab(context)
-    yield found
-    context.close()
-    assert found.said == []
+    yield from opened(chromium, viewport={"width": 1280, "height": 900})
 
 
 @pytest.fixture
 def phone(chromium: Any) -> Iterator[Tab]:
     """A tab as wide as a narrow phone."""
-    context = chromium.new_context(viewport={"width": 360, "height": 740}, color_scheme="dark")
-    found = Tab(context)
-    yield found
-    context.close()
-    assert found.said == []
+    yield from opened(chromium, viewport={"width": 360, "height": 740}, color_scheme="dark")

@@ -2,72 +2,34 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from helpers.harness import aggregating, gradient, model
-from helpers.paths import TESTS
+from helpers.internals import abandon
 from helpers.timelines import recorded, timed_job, versions_of
 from kvps_monitor.timeline.recording import Recording, record
 
 import kvps
 from kvps.errors import CorruptData, InvalidSetting, JobError
 from kvps.job import Job
+from kvps.session.session import Session
 from kvps.store import Store
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 CLOCKS_US = 5_000  # how far the estimates that two processes have of the server's clock may be apart on a busy machine
-WORKER = TESTS / "helpers/timed_worker.py"
 
 
-def started(store: Store, worker: str, rounds: int, pause_ms: int) -> subprocess.Popen[str]:
-    command = [sys.executable, str(WORKER), "j", worker, str(rounds), str(pause_ms)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"KVPS_REDIS_URL": store.url})
-
-
-def said(process: subprocess.Popen[str], word: str) -> None:
-    """Wait until a worker has said a line with this word."""
-    assert process.stdout
-    assert any(word in line for line in process.stdout)
-
-
-@pytest.mark.slow
-def test_the_spans_of_a_worker_add_up_to_its_run(store: Store) -> None:
-    """Each process measures its own run; what it waited, moved and computed is all of that, within 2 %."""
-    job = store.create_job("j", model(), workers=3)
-    with aggregating(job):
-        processes = {f"w{n}": started(store, f"w{n}", 60, 20 if n else 30) for n in range(3)}
-        walls = {worker: process.communicate()[0].split()[-2:] for worker, process in processes.items()}
-        job.await_finished()
-    found = record(job)
-    for worker, (least, most) in walls.items():
-        phases: dict[str, float] = {}
-        for span in (span for block in found.workers[worker][1:] for span in block.spans):
-            phases[span.phase] = phases.get(span.phase, 0.0) + (span.end_us - span.start_us) / 1e6
-        assert 0.98 * float(least) < sum(phases.values()) < 1.02 * float(most), (worker, phases)
-        assert phases["compute"] > 59 * (0.02 if worker != "w0" else 0.03)
-    assert len(found.workers["w0"]) == 60
-
-
-@pytest.mark.slow
 def test_a_killed_worker_has_one_lane_of_two_incarnations(store: Store) -> None:
     job = store.create_job("j", model(), workers=2, staleness=0)
-    with aggregating(job), job.join("w1") as w1, started(store, "w0", 16, 5) as first:
+    with aggregating(job), job.join("w1") as w1:
+        killed = job.join("w0")
         for _ in range(6):
-            w1.push(gradient(w1.pull(), 1, 0))
-        said(first, "round 6")
-        first.kill()
-        first.wait()
-        with started(store, "w0", 16, 5) as second:
-            said(second, "joined")
+            _push(killed, w1)
+        abandon(killed)
+        with job.join("w0", takeover=True) as again:
             for _ in range(10):
-                w1.push(gradient(w1.pull(), 1, 0))
-            assert second.wait() == 0
+                _push(again, w1)
         w1.leave()
         job.await_finished()
     found = record(job)
@@ -86,6 +48,11 @@ def test_a_killed_worker_has_one_lane_of_two_incarnations(store: Store) -> None:
     for arrow in found.arrows():
         if arrow.kind == "push":
             assert arrow.shard.number == log[arrow.worker.lane, arrow.worker.number]
+
+
+def _push(*sessions: Session) -> None:
+    for session in sessions:
+        session.push(gradient(session.pull(), session.rank, session.round))
 
 
 def test_arrows_go_forward_in_time(store: Store) -> None:
