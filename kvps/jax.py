@@ -80,11 +80,11 @@ def load(job: Job, tree: Any) -> tuple[int, Any]:
 def _in_form(tree: Any, weights: dict[str, Array]) -> Any:
     """Return copies of the weights as a pytree, in the dtype and on the devices of its leaves: a worker's next pull
     writes where these are."""
-    copies = []
+    leaves = []
     for name, leaf in _leaves(tree):
         array = jnp.array(weights[name], leaf.dtype, copy=True)
-        copies.append(jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array)
-    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), copies)
+        leaves.append(jax.device_put(array, leaf.sharding) if isinstance(leaf, jax.Array) else array)
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
 
 
 class JaxSession:

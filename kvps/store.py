@@ -376,14 +376,14 @@ class Store:
         """Return the names of all jobs, sorted."""
         return sorted(self.client.call("SMEMBERS", JOBS))
 
-    def read_jobs(self, view: Callable[[Job, State], T], unreadable: Callable[[str, KvpsError], U]) -> Iterator[T | U]:
-        """Yield `view` of each job and its state, by name; for a job that cannot be read, `unreadable` of its name and
-        the reason. A job that is removed meanwhile is left out. Raises NoServer, ServerLost."""
+    def read_jobs(self, read: Callable[[Job, State], T], unreadable: Callable[[str, KvpsError], U]) -> Iterator[T | U]:
+        """Yield what `read` makes of each job and its state, by name; for a job that cannot be read, what `unreadable`
+        makes of its name and the reason. A job that is removed meanwhile is left out. Raises NoServer, ServerLost."""
         for name in self.jobs():
             try:
                 with readable(name):
                     job = self.job(name)
-                    result: T | U = view(job, job.state())
+                    result: T | U = read(job, job.state())
             except JobNotFound:
                 continue
             except (NoServer, ServerLost):

@@ -101,6 +101,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("killed", [True, False])
 def test_the_server_ends_with_the_process_that_started_it(
     home: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
@@ -109,8 +110,6 @@ def test_the_server_ends_with_the_process_that_started_it(
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert program.stdout
-    assert program.stdin
     said = program.stdout.readline()
     assert "'port': '0'" in said or "['port', '0']" in said
     assert "noeviction" in said

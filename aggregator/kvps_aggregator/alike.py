@@ -29,9 +29,9 @@ class AlikeContributions:
         """Look at the plan of a version that is being made, by its digests alone."""
         if self._alike is None or plan.version in self._alike:
             return
-        workers = {c.worker for c in plan.counting}
-        digests = {c.digest for c in plan.counting}
-        if len(workers) < 2 or any(c.part for c in plan.counting):
+        counting = plan.counting
+        workers, digests = {c.worker for c in counting}, {c.digest for c in counting}
+        if len(workers) < 2 or any(c.part for c in counting):
             return
         if len(digests) == 1 and digests == {self._zeros()}:
             return

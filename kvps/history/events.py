@@ -50,12 +50,7 @@ class EventLog:
 
     def newest(self, count: int) -> list[Event]:
         """Return the newest `count` events, or all that Redis has for 0. Raises CorruptData."""
-        if count:
-            asked = [("XREVRANGE", stream, "+", "-", "COUNT", count) for stream in self._seen]
-            pages = [[(id, fields) for id, fields in reversed(page)] for page in self._client.together(asked)]
-        else:
-            pages = self._after_seen()
-        return self._merged(pages)[-count:]
+        return self._merged(self._back_from("+", count) if count else self._after_seen())[-count:]
 
     def unread(self, most: int = _AT_ONCE) -> Iterator[list[Event]]:
         """Yield the events after those that were read in pages, each with up to `most` of each stream in its order. The
@@ -75,9 +70,7 @@ class EventLog:
             raise InvalidSetting(f"{id[:40]!r} is no id of an entry: these look like 1700000000000-0")
         if id and _place(id) == (0, 0):  # nothing is before it, and Redis calls the question an error
             return []
-        asked = [("XREVRANGE", stream, f"({id}" if id else "+", "-", "COUNT", count) for stream in self._seen]
-        merged = merge(*([(id, f) for id, f in reversed(page)] for page in self._client.together(asked)), key=_order)
-        entries = list(merged)
+        entries = list(merge(*self._back_from(f"({id}" if id else "+", count), key=_order))
         first = _order(entries[-count]) if len(entries) > count else (0, 0)
         return [(entry[0], Event.of(entry)) for entry in entries if _order(entry) >= first]
 
@@ -89,6 +82,11 @@ class EventLog:
                 yield from self._merged(self._after_seen())
             else:
                 poll()
+
+    def _back_from(self, end: str, count: int) -> list[list[Entry]]:
+        """Return the newest `count` entries of each stream up to the id `end`, oldest first."""
+        asked = [("XREVRANGE", stream, end, "-", "COUNT", count) for stream in self._seen]
+        return [[(id, fields) for id, fields in reversed(page)] for page in self._client.together(asked)]
 
     def _after_seen(self) -> list[list[Entry]]:
         return [list(entries_after(self._client, stream, last)) for stream, last in self._seen.items()]

@@ -33,15 +33,12 @@ def test_the_newest_is_that_of_the_job_that_wrote_last(store: Store, tmp_path: P
     (tmp_path / "job.safetensors").write_bytes(b"the user's own")
 
     found = newest(tmp_path, "job")
-    assert found
     assert (found.path, found.checkpoint.version, found.damaged) == (paths[1], 2, [])
     os.truncate(paths[1], 100)
     found = newest(tmp_path, "job")
-    assert found
     assert (found.path, found.damaged) == (paths[0], [paths[1].name])
     os.truncate(paths[0], 100)
     found = newest(tmp_path, "job")
-    assert found
     assert (found.path, found.damaged) == (old, [paths[1].name, paths[0].name])
     os.truncate(old, 100)
     with pytest.raises(kvps.CorruptData, match=r"every checkpoint of job 'job' in .* is damaged or cut short"):

@@ -75,7 +75,6 @@ def test_a_report_is_in_the_log_and_the_newest(store: Store) -> None:
         with pytest.raises(kvps.UsageError, match="job 'j' has no version 3 yet: its newest is 2"):
             job.report(3, figures)
     newest = job.evaluation()
-    assert newest
     assert (newest.version, newest.figures) == (1, {"loss": 0.25})
     logged = [e for e in EventLog(job.access.client, job.access.keys).newest(0) if e.kind == "evaluate"]
     assert [(e.facts["version"], list(e.facts["figures"])) for e in logged] == [(2, [*figures]), (1, ["loss"])]
@@ -234,7 +233,6 @@ def test_the_best_version_is_kept_before_it_is_reported(store: Store, tmp_path: 
     finally:
         store.client.call("ACL DELUSER", "looks")
     newest = job.evaluation()
-    assert newest
     assert (newest.version, newest.figures, newest.by) == (1, {"loss": 0.25}, "evaluator")
     assert [fields["kind"] for _, fields in log_entries(job)].count("evaluate") == 1
 

@@ -196,14 +196,15 @@ class Shard:
         return folded["w"]
 
     def _fetch(self, plan: Plan) -> ContributionFetch:
-        for c in plan.counting:
+        counting = plan.counting
+        for c in counting:
             if c.part and c.part not in self._job.layout.parts:
                 raise BadContribution(c, f"the job has no part {c.part}")
         for c in plan.contributions:
             if c.lacks and not self._may_lack(c.lacks):
                 raise BadContribution(c, "it lacks parameters that must be there, or that the job does not have")
         storage, chunks = self.storage, self._arrays.chunks
-        sources = [Source(c, storage.gradient_keys(c), storage.contribution(c)) for c in plan.counting]
+        sources = [Source(c, storage.gradient_keys(c), storage.contribution(c)) for c in counting]
         return ContributionFetch(self._job.access.client, self.number, chunks, sources, self._format, self._recorder)
 
     def _may_lack(self, lacks: str) -> bool:

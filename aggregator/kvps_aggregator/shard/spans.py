@@ -105,9 +105,9 @@ class VersionSpans:
         if began_us is None:
             return
         phases = self._phases() | {"commit": time.perf_counter() - self._made}
-        squares = sum(times.squares for times in self._times)
-        received = sum(self._part_bytes(c.part) for c in plan.counting)
-        took = " ".join(f"{phase}_ms {1000 * phases[phase]:.3f}" for phase in SHARD_PHASES)
+        squares = sum([times.squares for times in self._times])
+        received = sum([self._part_bytes(c.part) for c in plan.counting])
+        took = " ".join([f"{phase}_ms {1000 * phases[phase]:.3f}" for phase in SHARD_PHASES])
         self.entries.append(
             f"version {plan.version} at {began_us} contributions {len(plan.contributions)} received {received} "
             f"stored {self._stored} square_sum {squares if math.isfinite(squares) else 0.0:.6g} {took}"

@@ -120,10 +120,8 @@ def test_all_but_what_takes_more_room_goes_on_when_memory_is_full(impatient: Sto
     s.heartbeat("w0", w0.incarnation)
     assert s.pin(1000)
     plan = s.plan().plan
-    assert plan
     s.reject(0, term, plan, plan.contributions[0], "because")
     plan = s.plan().plan
-    assert plan
     assert not s.ready(0, term, plan, "digest").flipped
     assert s.ready(1, other, plan, "digest").flipped
     assert s.evict("w1", w1.incarnation).workers == ["w1"]

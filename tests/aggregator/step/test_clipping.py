@@ -93,7 +93,6 @@ def test_nonsense_among_the_norms_is_one_line(store: Store) -> None:
         session.pull()
         session.push(model())
         plan = job.access.scripts.plan().plan
-        assert plan
         mark = f"{plan.history}:{plan.id}"
         job.access.client.call("HSET", job.access.keys.square_sums, "mark", mark, "1", "nonsense")
         aggregator = Aggregator(job, threading.Event(), [0])

@@ -107,7 +107,7 @@ def test_weights_are_for_jobs_that_take_them(store: Store) -> None:
         session.pull()
         for weight in (0, -1, 2**31 + 1, 1.5, True, "3", float("nan")):
             with pytest.raises(kvps.InvalidSetting, match="weight must be a whole number from 1 to 2147483648, not"):
-                session.push(params, weight=weight)  # type: ignore[arg-type]
+                session.push(params, weight=weight)
         assert session.push(params, weight=np.int64(2**31)) == 1
         assert [c.weight for c in job.access.reader.inbox()] == [2**31]
 

@@ -187,7 +187,7 @@ def last_dropped(f: Forged, config: Any) -> str:
     clock = f.state.clock
     f.made_anew()
     f.state = replace(f.state, clock=clock)
-    f.made_anew = lambda: f  # type: ignore[method-assign]
+    f.made_anew = lambda: f
     return ""
 
 
