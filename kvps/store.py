@@ -43,7 +43,7 @@ from kvps.errors import (
     ServerUnfit,
     counted,
 )
-from kvps.history.checkpoint import Checkpoint, units_anew
+from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job, readable
 from kvps.optim.trial import try_out
 from kvps.parsing import bytes_text
@@ -314,7 +314,7 @@ class Store:
                 if checkpoint and checkpoint.skipped:
                     manifest["skipped"] = counts_as_text(checkpoint.skipped)
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
-        begins = json.dumps(_as_text(checkpoint, config, changed or {})) if checkpoint else ""
+        begins = json.dumps(_as_text(checkpoint, changed or {})) if checkpoint else ""
         access = JobAccess.of(self.client, keys, config, layout)
         transport = open_transport(access)
         transport.prepare()
@@ -517,9 +517,7 @@ def fresh_id() -> str:
     return secrets.token_hex(4)
 
 
-def _as_text(
-    checkpoint: Checkpoint, config: JobConfig, changed: Mapping[str, tuple[str, str]]
-) -> dict[str, str | dict[str, str]]:
+def _as_text(checkpoint: Checkpoint, changed: Mapping[str, tuple[str, str]]) -> dict[str, str | dict[str, str]]:
     """Return what create.lua takes from a checkpoint, with numbers as text because Lua would round them."""
     return {
         "version": str(checkpoint.version),
@@ -531,8 +529,9 @@ def _as_text(
         "run": checkpoint.run.fields,
         "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
         "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
-        "workers": checkpoint.workers_anew(all(each.metadata.launcher for each in (config, checkpoint.config))),
-        "units": units_anew(checkpoint.units),
+        "launched_by": checkpoint.config.metadata.launched_by,
+        "workers": dict(checkpoint.workers),
+        "units": dict(checkpoint.units),
         "states": dict(checkpoint.states),
         "settings": json.dumps(changed) if changed else "",
     }

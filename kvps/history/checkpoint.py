@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,35 +34,6 @@ from kvps.transport.opening import OpenedJob
 
 _FORMAT = "2"
 _MOST_SLOTS = MOST_SLOTS + 1  # an optimizer's, and the view
-
-
-def workers_anew(
-    workers: Mapping[str, str], rounds: Mapping[str, int], awaited: bool, back: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return the workers of a job that continues from an earlier version: same ranks and clocks, nothing pending.
-
-    `rounds` has each worker's committed round. With `awaited`, workers that were at work are not evicted for silence.
-    `back` says which of those that were "left" and "evicted" come back, unless they have finished.
-    """
-    out = {}
-    for worker, text in workers.items():
-        entry, round_ = json.loads(text), rounds[worker]
-        gone = entry["state"] == "evicted" or (entry["state"] == "left" and entry["round"] == round_)
-        out_of_it = gone and (entry["finished"] or entry["state"] not in back)
-        if not out_of_it:
-            entry |= {"state": "rejoining", "finished": False}
-        if awaited and not out_of_it:
-            entry["awaited"] = True
-        entry |= {"round": round_, "accepted": 0}
-        entry.pop("unit", None)
-        entry.pop("residual", None)  # its bytes belong to another job, or to another clock
-        out[worker] = json.dumps(entry)
-    return out
-
-
-def units_anew(units: Mapping[str, str]) -> dict[str, str]:
-    """Return the units of such a job: those that were handed out and not committed are free."""
-    return {name: value if name in ("next", "done") else "free" for name, value in units.items()}
 
 
 @dataclass(frozen=True)
@@ -133,44 +104,22 @@ class Checkpoint:
             return all(map(self.run.is_last, self._rounds_to_do()))
         if self.config.units:
             return whole(self.units.get("done", 0), "units done") == self.config.units
-        entries = (Fields.of_json(text, f"worker {worker!r}") for worker, text in self.workers_anew().items())
-        return sum(entry.flag("finished") for entry in entries) >= self.config.workers
+        return sum(m.finished and m.state == "gone" for m in self._members()) >= self.config.workers
 
     def _rounds_to_do(self) -> Iterable[int]:
         """Return the rounds that must all come to the last one of a job that was stopped."""
         if self.config.rounds_are_versions:
             return (self.version,)
-        anew = workers_anew(self.workers, self._rounds, awaited=False)
-        return (round_ for worker, round_ in self._rounds.items() if json.loads(anew[worker])["state"] == "rejoining")
+        return (m.round for m in self._members() if m.state != "gone" and not m.evicted)
 
-    @property
-    def _rounds(self) -> dict[str, int]:
-        """Each worker's committed round."""
-        return {worker: self.clock.get(worker, 0) + self.skip[worker] for worker in self.workers}
+    def _members(self) -> Iterable[Member]:
+        """Return the workers as they were at that version."""
+        return _members(self.workers, self.clock, self.skip)
 
     @property
     def filename(self) -> str:
         """The name of the file. It has the id, so that successive jobs of one name leave each other's files alone."""
         return file_name(f"{self.job}.{self.id}-{self.version:08d}{SUFFIX}", "the name of a checkpoint's file")
-
-    # -- what a restored job begins with -------------------------------------------------------------------------
-
-    def workers_anew(self, all_come: bool = False) -> dict[str, str]:
-        """Return the workers for a restored job.
-
-        The job waits for each worker that was at work, or had left with contributions not yet committed, and evicts
-        none of them for silence: only with all of them does it continue as it was, and in BSP reach the same bits.
-        Where each has data of its own, it also waits for those that left with work undone, as after an error; and for
-        evicted ones, if `all_come` says that all are started again.
-        In rounds of units it reaches the same bits with any workers, and waits for none.
-        """
-        back = () if self.config.units else ("left", "evicted") if all_come else ("left",)
-        anew = workers_anew(self.workers, self._rounds, not self.config.unit_rounds, back)
-        if not self.config.unit_rounds:
-            return anew
-        entries = {worker: json.loads(text) for worker, text in anew.items()}
-        gone = {worker: entry | {"state": "left"} for worker, entry in entries.items() if entry["state"] == "rejoining"}
-        return anew | {worker: json.dumps(entry) for worker, entry in gone.items()}
 
     # -- the file ------------------------------------------------------------------------------------------------
 
@@ -267,10 +216,15 @@ def _counts(f: Fields, what: str) -> dict[str, int]:
 def _workers(f: Fields, clock: Mapping[str, int], skip: Mapping[str, int]) -> dict[str, str]:
     """Return the entries of workers. Raises CorruptData if one cannot be read, or has no count of skipped rounds."""
     entries = f.json_fields("workers").scalars()
-    for worker, entry in entries.items():
-        done = clock.get(worker, 0)
-        Member.of(worker, entry, done + whole(skip.get(worker), f"the skipped rounds of worker {worker!r}"), done)
+    list(_members(entries, clock, skip))
     return entries
+
+
+def _members(workers: Mapping[str, str], clock: Mapping[str, int], skip: Mapping[str, int]) -> Iterator[Member]:
+    for worker, entry in workers.items():
+        done = clock.get(worker, 0)
+        skipped = whole(skip.get(worker), f"the skipped rounds of worker {worker!r}")
+        yield Member.of(worker, entry, done + skipped, done)
 
 
 def _flat(layout: Layout, tensor: Any) -> Array:

@@ -34,7 +34,7 @@ from kvps_workers.queue.task_runner import HostResources
 from hostile.scene import JOB, NEIGHBOUR, HurriedClient, Scene
 from kvps import store as store_module
 from kvps.errors import KvpsError, WorkerAlive
-from kvps.history.checkpoint import Checkpoint, units_anew
+from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import listed
 from kvps.history.commit_log import Log, LogFile
 from kvps.history.events import EventLog
@@ -298,8 +298,7 @@ def _files(scene: Scene) -> tuple[Any, Any]:
 
 def _load(scene: Scene, job: Open) -> None:
     found = Checkpoint.load(_files(scene)[0])
-    found.workers_anew()
-    units_anew(found.units)
+    _ = found.finished
     str(found.config)
     list(listed(scene.folder))
 

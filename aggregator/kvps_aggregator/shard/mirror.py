@@ -18,7 +18,6 @@ from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import JobNotFound, KvpsError, LeaseLost
-from kvps.history.checkpoint import units_anew, workers_anew
 from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import State
@@ -205,7 +204,6 @@ def rollback_record(state: State) -> dict[str, object]:
     """Return what `rollback.lua` takes of a state to continue from, with numbers as text because Lua would round
     them."""
     members = state.members.values()
-    entries = {m.worker: json.dumps(m.process) for m in members}
     return {
         "version": str(state.version),
         "head": state.head,
@@ -213,7 +211,7 @@ def rollback_record(state: State) -> dict[str, object]:
         "entry": state.last_entry,
         "clock": {worker: str(count) for worker, count in state.clock.items()},
         "skip": {m.worker: str(m.skip) for m in members},
-        "workers": workers_anew(entries, {m.worker: m.round for m in members}, awaited=False),
-        "units": units_anew(state.units),
+        "workers": {m.worker: json.dumps(m.process) for m in members},
+        "units": dict(state.units),
         "states": committed(state.states),
     }

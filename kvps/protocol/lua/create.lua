@@ -6,10 +6,10 @@
 --   job: a nonce; it is also the first history
 --   layout: JSON
 --   name: the staged name of the first version
---   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, run, clock, skip, workers,
---     units, states, settings (of these, those that differ)
+--   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, run, launched_by, clock,
+--     skip, workers, units, states, settings (of these, those that differ)
 --   settings: field, value, ... of config
--- USES index log numbers
+-- USES earlier index log numbers staleness
 -- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier job is being removed | {WRONGTYPE, key, is, want}
 local id = redis.call('HGET', keys.version, 'id')
 if id == job then return { 'OK' } end
@@ -29,7 +29,17 @@ end
 if earlier then
   redis.call('HSET', keys.version, 'from_version', version, 'from_head', head, 'from_contributions', earlier.contributions)
   if earlier.lr ~= '' then redis.call('HSET', keys.version, 'lr', earlier.lr) end
-  restore_hashes(earlier)
+  -- The job waits for each worker that was at work, and evicts none of them for silence: only with all of them does it
+  -- continue as it was, and in BSP reach the same bits. Where each has data of its own, it also waits for those that
+  -- left with work undone, as after an error; and for evicted ones, if a command launched the earlier job and launches
+  -- this one, because it starts all of them again. In rounds of units it reaches the same bits with any workers, and
+  -- waits for none.
+  local closes, _, _, units, launched_by = read_rule('units', 'launched_by')
+  local back = { left = units == '0', evicted = units == '0' and launched_by ~= '' and earlier.launched_by ~= '' }
+  local function comes(_, entry)
+    if closes == 'units' then entry.state = 'left' else entry.awaited = true end
+  end
+  restore_hashes(earlier, back, comes)
   log_entry('restore', 'version', version, 'head', head, 'history', job,
     'contributions', earlier.contributions, 'job', earlier.job, 'id', earlier.id, 'lr', earlier.lr,
     'settings', earlier.settings)

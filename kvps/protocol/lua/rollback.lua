@@ -9,7 +9,7 @@
 --   history: the new one
 --   memory: the shared memory that the job is in from now on
 --   record: the job at that version as JSON, with the head of the version that it replaces; '' for what `mirror` noted
--- USES index job log numbers replies terms time turns
+-- USES earlier index job log numbers replies terms time turns
 -- Returns {OK, version, versions lost} also when repeated | {TERM, term} | {HEAD, head} | {NOMIRROR} | {NOJOB}
 --     | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, version, before, head = read_job(job, 'version', 'history', 'head')
@@ -28,10 +28,8 @@ local earlier = cjson.decode(text)
 if earlier.replaces and earlier.replaces ~= head then return { 'HEAD', head } end
 redis.call('DEL', keys.workers, keys.heartbeat, keys.plan, keys.ready, keys.units, keys.pin, keys.clock, keys.skip,
   keys.inbox, keys.states)
-restore_hashes(earlier)
-for worker, entry in pairs(earlier.workers) do
-  if cjson.decode(entry).state == 'rejoining' then redis.call('ZADD', keys.heartbeat, now_ms(), worker) end
-end
+local function comes(worker) redis.call('ZADD', keys.heartbeat, now_ms(), worker) end
+restore_hashes(earlier, {}, comes)
 index_members()
 -- Log entries behind that version are undone and deleted. The entries of earlier losses, of server or memory, stay, and
 -- what people have asked for, because that is still so.

@@ -1,18 +1,6 @@
 -- index: the sets that scripts read instead of looking at every worker and unit.
 -- USES numbers replies workers
 
--- Writes the hashes of a job's earlier state.
-local function restore_hashes(state)
-  local function restore(key, hash)
-    for field, value in pairs(hash or {}) do redis.call('HSET', key, field, value) end
-  end
-  restore(keys.clock, state.clock)
-  restore(keys.skip, state.skip)
-  restore(keys.workers, state.workers)
-  restore(keys.units, state.units)
-  restore(keys.states, state.states)
-end
-
 -- Makes the sets from the job's hashes, so this works only while no contribution waits.
 local function index_members()
   redis.call('DEL', keys.rounds, keys.pushed, keys.draining, keys.finished, keys.ranks, keys.free_units,
