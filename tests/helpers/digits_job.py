@@ -13,8 +13,7 @@ from kvps_aggregator import serve
 from kvps_aggregator.verify.replay import Proof
 from kvps_cli.prove.verify import proof_of
 from kvps_workers import load_task
-from kvps_workers.gradient import round_gradient
-from kvps_workers.rounds import Rounds
+from kvps_workers.contributions import Contributions
 from kvps_workers.training_loop import train
 
 from kvps.device.base import open_device
@@ -64,20 +63,19 @@ def training(job: Job, *workers: str) -> list[Callable[[], None]]:
     return [lambda worker=worker: train(job, open_device(None), worker) for worker in workers]
 
 
+def _contributions(job: Job, session: Session) -> Contributions:
+    return Contributions(job.config, job.layout, load_task(job.config.metadata.task), session.rank)
+
+
 def task_gradient(job: Job, session: Session) -> Params:
     """Return the gradient that the task's own worker would push next."""
-    task = load_task(job.config.metadata.task)
-    rounds = Rounds(task, job.config, session.rank, np)
     weights = session.pull()  # first: with a quorum it says which round is open
-    return dict(round_gradient(task, job.layout, rounds, session.round, weights, np).grads)
+    return dict(_contributions(job, session).compute(weights, session.round).grads)
 
 
 def task_weight(job: Job, session: Session) -> int | None:
     """Return the weight of that gradient, after the pull."""
-    if job.config.reduction != "weighted":
-        return None
-    rounds = Rounds(load_task(job.config.metadata.task), job.config, session.rank, np)
-    return len(rounds.rows(session.round))
+    return _contributions(job, session).weight(session.round)
 
 
 def proved(job: Job, record: Path | None = None) -> Proof:

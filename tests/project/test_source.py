@@ -180,7 +180,7 @@ def imports_by_name(module: Module) -> Iterator[str]:
 
 def starts_processes(module: Module) -> Iterator[str]:
     """The modules that start processes, or become another program."""
-    starts = re.compile(r"(subprocess|pty|multiprocessing)\.|os\.(exec|spawn|posix_spawn)")
+    starts = re.compile(r"(subprocess|pty|multiprocessing(?!\.connection))\.|os\.(exec|spawn|posix_spawn)")
     yield from [module.path] if any(starts.match(name) for _, name in module.calls()) else []
 
 

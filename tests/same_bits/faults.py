@@ -12,6 +12,7 @@ from chaos.arena import Arena
 from helpers.digits_job import run_workers
 from helpers.servers import running_server
 from kvps_aggregator.step import reduce
+from kvps_workers.contributions import Contributions
 
 from kvps.connection.client import Client
 from kvps.protocol import scripts
@@ -19,7 +20,6 @@ from kvps.protocol.lua_scripts import compose, read_sources
 from kvps.session.session import Session
 from kvps.session.units import Units
 from kvps.store import Store
-from same_bits import workers
 from same_bits.ways import Run
 from same_bits.workers import DIGITS, members
 
@@ -61,12 +61,12 @@ def _another_order() -> Iterator[None]:
 @contextmanager
 def _a_unit_twice() -> Iterator[None]:
     """Workers do the batch of unit 20 again in the place of unit 21."""
-    real = workers.round_gradient
+    real = Contributions.compute
 
-    def gradient(task: Any, layout: Any, rounds: Any, number: int, *rest: Any) -> Any:
-        return real(task, layout, rounds, 20 if number == 21 else number, *rest)
+    def compute(self: Contributions, params: Any, number: int) -> Any:
+        return real(self, params, 20 if number == 21 else number)
 
-    with _replaced(workers, "round_gradient", gradient):
+    with _replaced(Contributions, "compute", compute):
         yield
 
 

@@ -6,11 +6,9 @@ import random
 import time
 from collections.abc import Callable
 
-import numpy as np
 from helpers.digits_job import training
 from kvps_workers import load_task
-from kvps_workers.gradient import round_gradient
-from kvps_workers.rounds import Rounds
+from kvps_workers.contributions import Contributions
 
 from kvps.errors import JobNotFound, WorkerEvicted
 from kvps.job import Job
@@ -33,8 +31,7 @@ class Member:
 
     def __init__(self, job: Job, name: str, pace: Pace = at_once, leaves: random.Random | None = None) -> None:
         self._job, self._name, self._pace, self._leaves = job, name, pace, leaves
-        self._task = load_task("digits")
-        self._rounds = Rounds(self._task, job.config, 0, np)
+        self._contributions = Contributions(job.config, job.layout, load_task("digits"), 0)
         self.duplicates = 0
 
     def __call__(self) -> None:
@@ -61,8 +58,7 @@ class Member:
                 return False
             params = session.pull()
             time.sleep(self._pace())
-            grads = round_gradient(self._task, self._job.layout, self._rounds, unit, params, np).grads
-            session.push(grads)
+            session.push(self._contributions.compute(params, unit).grads)
             units = None if units is None else units - 1
         return True
 

@@ -322,17 +322,18 @@ def test_what_does_not_fit_the_job_is_refused(store: Store) -> None:
                 optimizer.step(loss)
 
 
-def test_under_kvps_run_an_optimizer_that_is_refused_is_one_line(store: Store) -> None:
-    code = """
-import torch, kvps.torch
-model = torch.nn.Linear(1, 1)
-kvps.torch.Optimizer(torch.optim.Rprop(model.parameters()), model)
-"""
-    of_copy = launch.of_copy(0, 1, "job", fresh_id(), {}) | {"KVPS_REDIS_URL": store.url}
-    done = run([sys.executable, "-c", code], popen=TorchPopen, env=os.environ | of_copy)
-    assert done.returncode == 1
-    assert done.stderr.startswith("kvps: error: kvps has no Rprop")
-    assert done.stderr.count("\n") == 1, done.stderr
+def test_under_kvps_run_an_optimizer_that_is_refused_is_one_line(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    for name, value in (launch.of_copy(0, 1, "job", fresh_id(), {}) | {"KVPS_REDIS_URL": store.url}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(kvps.InvalidSetting) as caught:
+        kvps.torch.Optimizer(torch.optim.Rprop(net().parameters()), net())
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    said = capsys.readouterr().err
+    assert said.startswith("kvps: error: kvps has no Rprop")
+    assert said.count("\n") == 1, said
 
 
 def test_momentum_and_groups_that_the_script_replaces_are_refused(alone: Any) -> None:

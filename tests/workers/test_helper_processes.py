@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.arrays import assert_same_bits
 from helpers.commands import KVPS, Started
 from helpers.digits_job import digits_job, proved, run_workers, training
 from helpers.harness import check_chain
 from helpers.waiting import eventually
 from kvps_workers import load_task
-from kvps_workers.gradient import round_gradient
+from kvps_workers.contributions import Contributions
 from kvps_workers.helper_processes import HelperProcesses
-from kvps_workers.rounds import Rounds
 from kvps_workers.training_loop import train
 
 import kvps
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("forked")
 
 PARAMS = load_task("digits").parameters(0)
 LAYOUT = Layout.of(PARAMS)
+ZEROS = {"x": np.zeros(3, np.float32)}
 
 
 def _config(**said: Any) -> JobConfig:
@@ -85,66 +86,63 @@ def _task(file: Path, gradient: str) -> str:
 @pytest.mark.parametrize("said", [{"procs": 3}, pytest.param({"procs": 2, "batch_size": 1}, marks=pytest.mark.slow)])
 def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any], home: Path) -> None:
     config, task = _config(workers=40, **said), load_task("digits")
-    rounds = Rounds(task, config, 7, np)
-    with HelperProcesses(config, LAYOUT, 7) as helpers:
-        for number in (0, rounds.total - 1):
-            loss, grads = helpers.round_gradient(task, rounds, number, PARAMS)
-            alone_loss, alone = round_gradient(task, LAYOUT, rounds, number, PARAMS, np)
-            assert loss == alone_loss
-            for name in PARAMS:
-                np.testing.assert_array_equal(grads[name], alone[name])
+    alone = Contributions(config, LAYOUT, task, 7)
+    with HelperProcesses(alone) as helpers:
+        for number in (0, alone.rounds.total - 1):
+            together, expected = helpers.compute(PARAMS, number), alone.compute(PARAMS, number)
+            assert together.loss == expected.loss
+            assert_same_bits(together.grads, expected.grads)
         assert len(_helpers_of(home)) == config.procs - 1
     assert _helpers_of(home) == []
-    whole = round_gradient(task, LAYOUT, Rounds(task, _config(workers=40, **said | {"procs": 1}), 7, np), 0, PARAMS, np)
-    first = round_gradient(task, LAYOUT, rounds, 0, PARAMS, np)
+    whole = Contributions(_config(workers=40, **said | {"procs": 1}), LAYOUT, task, 7).compute(PARAMS, 0).grads
+    first = alone.compute(PARAMS, 0).grads
     for name in PARAMS:
-        np.testing.assert_allclose(first.grads[name], whole.grads[name], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(first[name], whole[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_helper_that_is_killed_is_started_again(home: Path) -> None:
-    config, task = _config(procs=3), load_task("digits")
-    rounds = Rounds(task, config, 0, np)
-    with HelperProcesses(config, LAYOUT, 0) as helpers:
+    alone = Contributions(_config(procs=3), LAYOUT, load_task("digits"), 0)
+    with HelperProcesses(alone) as helpers:
         for number in range(4):
             before = _helpers_of(home)
             os.kill(before[number % 2], signal.SIGKILL)
-            _, grads = helpers.round_gradient(task, rounds, number, PARAMS)
-            _, alone = round_gradient(task, LAYOUT, rounds, number, PARAMS, np)
-            for name in PARAMS:
-                np.testing.assert_array_equal(grads[name], alone[name])
+            assert_same_bits(helpers.compute(PARAMS, number).grads, alone.compute(PARAMS, number).grads)
             assert len(set(before) & set(_helpers_of(home))) == 1
 
 
+def _mine(file: Path) -> Contributions:
+    """Those of a worker with one helper, whose task the helper loads only later."""
+    name = _task(file, "return 0.0, {'x': params['x'] + 1}")
+    config = JobConfig(batch_size=40, epochs=1, procs=2, metadata=Metadata(task=name))
+    return Contributions(config, Layout.of(ZEROS), load_task(name), 0)
+
+
 def test_a_helper_that_dies_twice_in_a_round_ends_the_worker_in_one_line(mine: Path) -> None:
-    name = _task(mine, "return 0.0, {'x': params['x'] + 1}")
-    task, config = load_task(name), JobConfig(batch_size=40, epochs=1, procs=2, metadata=Metadata(task=name))
-    _task(mine, "os._exit(3)")  # which the helper loads
-    rounds, layout = Rounds(task, config, 0, np), Layout.of({"x": np.zeros(3, np.float32)})
-    with HelperProcesses(config, layout, 0) as helpers, pytest.raises(kvps.TaskFailed) as caught:
-        helpers.round_gradient(task, rounds, 0, {"x": np.zeros(3, np.float32)})
+    contributions = _mine(mine)
+    name = _task(mine, "os._exit(3)")
+    with HelperProcesses(contributions) as helpers, pytest.raises(kvps.TaskFailed) as caught:
+        helpers.compute(ZEROS, 0)
     assert str(caught.value) == f"task '{name}' failed: process 1 of 2 died twice in one round (exit 3)"
 
 
 def test_what_a_task_raises_in_a_helper_is_said_in_one_line(mine: Path) -> None:
-    name = _task(mine, "return 0.0, {'x': params['x'] + 1}")
-    task, config = load_task(name), JobConfig(batch_size=40, epochs=1, procs=2, metadata=Metadata(task=name))
-    rounds, layout = Rounds(task, config, 0, np), Layout.of({"x": np.zeros(3, np.float32)})
+    contributions = _mine(mine)
     for statement, words in (
         ("raise RuntimeError('unlucky')", "RuntimeError: unlucky"),
-        ("input()", "EOFError: EOF when reading a line"),  # it does not get what the helper is told
+        ("input()", "EOFError: EOF when reading a line"),
     ):
-        _task(mine, statement)  # which the helper loads
-        with HelperProcesses(config, layout, 0) as helpers:
+        name = _task(mine, statement)
+        with HelperProcesses(contributions) as helpers:
             for _ in range(2):  # it lives on
                 with pytest.raises(kvps.TaskFailed, match=f"^task '{name}' failed: {words}"):
-                    helpers.round_gradient(task, rounds, 0, {"x": np.zeros(3, np.float32)})
+                    helpers.compute(ZEROS, 0)
     mine.unlink()
     with (
-        HelperProcesses(config, layout, 0) as helpers,
+        HelperProcesses(contributions) as helpers,
         pytest.raises(kvps.TaskFailed, match=f"^task '{name}': there is no module"),
     ):
-        helpers.round_gradient(task, rounds, 0, {"x": np.zeros(3, np.float32)})
+        helpers.compute(ZEROS, 0)
 
 
 @pytest.mark.slow

@@ -1,86 +1,76 @@
-"""What a worker pushes in each round.
+"""What a worker pushes in each round: the gradient of one batch, in a fixed order of float32 operations.
 
 Training and `kvps verify` both compute here, so a replay makes the same bits.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from kvps.device.base import Device
-from kvps.errors import counted
-from kvps.job import Job
-from kvps.session.session import Session
-from kvps_workers.gradient import round_gradient
-from kvps_workers.helper_processes import HelperProcesses
+import numpy as np
+
+from kvps.arrays.layout import Array, Layout
+from kvps.config import JobConfig
 from kvps_workers.rounds import Rounds
 from kvps_workers.task import Task
 
-log = logging.getLogger("kvps.worker")
 
-
-class Computed(NamedTuple):
-    """A contribution: the mean loss, name -> float32 array, and how many samples it stands for."""
+class Gradient(NamedTuple):
+    """A mean loss, and its gradient: name -> float32 array."""
 
     loss: float
     grads: Mapping[str, Any]
-    samples: int
 
 
 class Contributions:
-    """The contributions of the worker of one rank, by the numbers of their rounds or units."""
+    """The contributions of the worker of one rank, by the numbers of their rounds or units, from 0.
 
-    def __init__(self, job: Job, task: Task, rank: int, device: Device) -> None:
-        self._config, self._layout = job.config, job.layout
-        self._task, self._rank, self._xp = task, rank, device.xp
-        self._rounds = Rounds(task, self._config, rank, device.xp)
-        self._helpers: HelperProcesses | None = None
+    Each is the sum of the shares of `config.procs` processes, whether these compute them or this process does alone.
+    """
 
-    @contextmanager
-    def helped(self) -> Iterator[None]:
-        """Have the job's helper processes compute their shares within the block, if it has any."""
-        if self._config.procs == 1:
-            yield
-            return
-        with HelperProcesses(self._config, self._layout, self._rank) as self._helpers:
-            try:
-                yield
-            finally:
-                self._helpers = None
+    def __init__(self, config: JobConfig, layout: Layout, task: Task, rank: int, xp: ModuleType = np) -> None:
+        self.config, self.layout, self.rank = config, layout, rank
+        self.rounds = Rounds(task, config, rank, xp)
+        self._task, self._xp = task, xp
 
-    def compute(self, params: Mapping[str, Any], number: int) -> Computed:
-        """Return contribution `number`, counted from 0. Raises TaskFailed, LayoutMismatch."""
-        if self._helpers:
-            gradient = self._helpers.round_gradient(self._task, self._rounds, number, params)
-        else:
-            gradient = round_gradient(self._task, self._layout, self._rounds, number, params, self._xp)
-        return Computed(*gradient, len(self._rounds.rows(number)))
+    def compute(self, params: Mapping[str, Any], number: int) -> Gradient:
+        """Return a contribution. Raises TaskFailed, and LayoutMismatch if there are several gradients and one of them
+        does not fit the job."""
+        return self.sum_of(self.share(params, number, part) for part in range(self.config.procs))
 
-    def weight(self, samples: int) -> int | None:
-        """Return the weight of a contribution of so many samples; None where all count alike."""
-        return samples if self._config.reduction == "weighted" else None
+    def share(self, params: Mapping[str, Any], number: int, part: int) -> Gradient | None:
+        """Return what process `part` adds to a contribution; None if the batch has fewer rows than there are processes.
 
-    def next(self, session: Session) -> int | None:
-        """Return the number of the next contribution of a session; None if there is none for it. Raises what
-        `Session.next_unit` raises."""
-        if self._config.units:
-            return session.next_unit()
-        return session.round if session.round < self._rounds.total else None
+        It is rows / all rows of the batch * gradient, of the process's part of the batch. Raises as `compute` does.
+        """
+        batch = self.rounds.rows(number)
+        rows = np.array_split(batch, self.config.procs)[part]
+        if not len(rows):
+            return None
+        gradient = Gradient(*self._task.gradient(params, self.rounds.samples(rows), self._xp))
+        return gradient if len(rows) == len(batch) else self._weighted(gradient, len(rows) / len(batch))
 
-    def is_over(self, number: int, session: Session) -> bool:
-        """Return whether the job has made the round of contribution `number` before this pull, without this worker."""
-        return not self._config.units and session.round > number
+    def sum_of(self, shares: Iterable[Gradient | None]) -> Gradient:
+        """Return the sum of the shares of a contribution, added in float32 in the order of the processes."""
+        first, *rest = (share for share in shares if share is not None)
+        if not rest:
+            return first
+        total: Array = np.concatenate(self.layout.hosted(first.grads, "gradient"))
+        for share in rest:
+            np.add(total, np.concatenate(self.layout.hosted(share.grads, "gradient")), out=total)
+        return Gradient(first.loss + sum(share.loss for share in rest), self.layout.views(total))
 
-    def log_undone(self, session: Session) -> None:
-        """Log how much of this worker's data is in no version, because rounds were made without it."""
-        if not self._config.partial_rounds or self._config.units:
-            return
-        done, of = session.clock, self._rounds.total
-        if done < of:
-            undone, its = f"{of - done:,}", counted(of, "round")
-            log.info(
-                "worker %s has %s of its %s in no version: a quorum went on without it", session.worker, undone, its
-            )
+    def _weighted(self, gradient: Gradient, weight: float) -> Gradient:
+        """Return weight * gradient, rounded to float32."""
+        xp = self._xp
+        grads = {
+            self.layout.parameters[number].name: xp.asarray(xp.multiply(xp.asarray(array), np.float32(weight)))
+            for number, array in self.layout.rest(gradient.grads, "gradient").items()
+        }
+        return Gradient(weight * gradient.loss, grads)
+
+    def weight(self, number: int) -> int | None:
+        """Return the weight of a contribution, its number of samples; None where all count alike."""
+        return len(self.rounds.rows(number)) if self.config.reduction == "weighted" else None

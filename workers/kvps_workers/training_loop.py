@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from kvps.job import Job, await_unit
 from kvps.machine.files import private
 from kvps.session.session import Session
 from kvps_workers.contributions import Contributions
+from kvps_workers.helper_processes import HelperProcesses
 from kvps_workers.task import Task, load_task
 from kvps_workers.wait_reporter import WaitReporter
 
@@ -92,7 +93,7 @@ def train(
 
 def _work(job: Job, session: Session, task: Task, device: Device, slow: float, acks: Path | None) -> None:
     """Pull, compute and push until no batch is left for this worker; then leave."""
-    contributions = Contributions(job, task, session.rank, device)
+    contributions = Contributions(job.config, job.layout, task, session.rank, device.xp)
     try:
         _do_rounds(job, session, contributions, slow, acks)
     except JobStopped as stopped:
@@ -102,31 +103,55 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
             session.leave(finished=False)
         raise
     else:
-        contributions.log_undone(session)
+        _log_undone(session, contributions.rounds.total)
     session.leave()
 
 
 def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: float, acks: Path | None) -> None:
-    with WaitReporter(job, session) as patience, contributions.helped():
+    with WaitReporter(job, session) as patience, ExitStack() as stack:
+        compute = contributions.compute
+        if job.config.procs > 1:
+            compute = stack.enter_context(HelperProcesses(contributions)).compute
         while True:
             with patience.waiting():
-                number = contributions.next(session)
+                number = _next(session, contributions.rounds.total)
             if number is None:
                 return
             with patience.waiting():
                 params = session.pull()
             # If the job has made that round without this worker, another one is next.
-            if contributions.is_over(number, session) and (number := contributions.next(session)) is None:
+            is_over = not job.config.units and session.round > number
+            if is_over and (number := _next(session, contributions.rounds.total)) is None:
                 return
             began = time.perf_counter()
-            loss, grads, samples = contributions.compute(params, number)
+            loss, grads = compute(params, number)
             began = _stretch(began, slow)
             with patience.waiting():
-                counts = _push(session, grads, loss, contributions.weight(samples))
+                counts = _push(session, grads, loss, contributions.weight(number))
             if counts and acks:
                 with open(acks, "a", opener=private) as file:  # one write a line: a kill cuts the last line at most
                     file.write(f"{session.worker} {session.incarnation} {session.sequence}\n")
             _stretch(began, slow)
+
+
+def _next(session: Session, rounds: int) -> int | None:
+    """Return the number of a session's next contribution, of so many; None if there is none for it. Raises what
+    `Session.next_unit` raises."""
+    if session.config.units:
+        return session.next_unit()
+    return session.round if session.round < rounds else None
+
+
+def _log_undone(session: Session, rounds: int) -> None:
+    """Log how much of this worker's data is in no version, because rounds were made without it."""
+    undone = rounds - session.clock
+    if session.config.partial_rounds and not session.config.units and undone > 0:
+        log.info(
+            "worker %s has %s of its %s in no version: a quorum went on without it",
+            session.worker,
+            f"{undone:,}",
+            counted(rounds, "round"),
+        )
 
 
 def _push(session: Session, grads: Mapping[str, Any], loss: float, weight: int | None) -> bool:

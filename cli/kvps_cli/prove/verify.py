@@ -24,7 +24,6 @@ from kvps_workers.task import blamed
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
 from kvps.config import JobConfig
-from kvps.device.base import CPU
 from kvps.errors import InvalidSetting, KvpsError, counted
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
@@ -127,7 +126,6 @@ class Recomputed:
     wants_weights = True
 
     def __init__(self, job: Job, state: State) -> None:
-        self._job = job
         self._config = job.config
         self._layout = job.layout
         self._members = state.members
@@ -138,7 +136,7 @@ class Recomputed:
 
     @cached_property
     def _contributions(self) -> Callable[[int], Contributions]:
-        return lru_cache(None)(lambda rank: Contributions(self._job, self._task, rank, CPU))
+        return lru_cache(None)(lambda rank: Contributions(self._config, self._layout, self._task, rank))
 
     def initial(self) -> Array:
         """Return version 0, (size,) float32. Raises Unproved."""
@@ -153,10 +151,10 @@ class Recomputed:
         assert weights is not None
         with _unproved():
             again = self._contributions(self._members[contribution.worker].rank)
-            computed = again.compute(self._layout.views(weights), round_number(contribution))
-            weight = again.weight(computed.samples)
-            if contribution.weight and contribution.weight != (1 if weight is None else weight):
-                raise Unproved(f"it weighs {contribution.weight}, and its batches have {computed.samples} samples")
+            number = round_number(contribution)
+            computed = again.compute(self._layout.views(weights), number)
+            if contribution.weight not in (0, weight := again.weight(number) or 1):
+                raise Unproved(f"it weighs {contribution.weight}, where its batch weighs {weight}")
             return encode(np.concatenate(self._layout.hosted(computed.grads, "gradient")))
 
     def otherwise(self, contribution: Contribution, shard: int) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import any_floats, model
-from kvps_workers.gradient import round_gradient
-from kvps_workers.rounds import Rounds
+from kvps_workers.contributions import Contributions
 from kvps_workers.task import CheckedTask
 
 import kvps
@@ -39,17 +38,16 @@ class Drawn:
         return {"loss": 0.0}
 
 
-def _rounds(task: Any, procs: int) -> tuple[CheckedTask, Rounds]:
-    checked = CheckedTask("any", task)
-    return checked, Rounds(checked, JobConfig(batch_size=4, epochs=1, procs=procs), 0, np)
+def _contributions(task: Any, procs: int) -> Contributions:
+    return Contributions(JobConfig(batch_size=4, epochs=1, procs=procs), LAYOUT, CheckedTask("any", task), 0)
 
 
 @pytest.mark.parametrize("procs", [1, 2, 3, 4, 5])
 def test_it_is_the_mean_over_the_rows_in_float32_process_by_process(procs: int) -> None:
-    task, rounds = _rounds(Drawn(), procs)
-    for number in range(rounds.total):
-        loss, grads = round_gradient(task, LAYOUT, rounds, number, {}, np)
-        rows = rounds.rows(number)
+    contributions = _contributions(Drawn(), procs)
+    for number in range(contributions.rounds.total):
+        loss, grads = contributions.compute({}, number)
+        rows = contributions.rounds.rows(number)
         parts = [part for part in np.array_split(rows, procs) if len(part)]
         losses, each = zip(*(Drawn().gradient({}, (part,), np) for part in parts), strict=True)
         weights = [len(part) / len(rows) for part in parts]
@@ -61,7 +59,7 @@ def test_it_is_the_mean_over_the_rows_in_float32_process_by_process(procs: int) 
                 wanted = wanted + term
             assert found.dtype == np.float32
             assert found.tobytes() == wanted.tobytes()
-    assert rounds.total == 6
+    assert contributions.rounds.total == 6
 
 
 def test_the_gradients_of_the_task_are_left_as_they_are() -> None:
@@ -73,8 +71,7 @@ def test_the_gradients_of_the_task_are_left_as_they_are() -> None:
         def gradient(self, params: Mapping[str, Any], batch: Any, xp: Any) -> Any:
             return 1.0, self.grad
 
-    task, rounds = _rounds(Same(), 2)
-    _, grads = round_gradient(task, LAYOUT, rounds, 0, {}, np)
+    _, grads = _contributions(Same(), 2).compute({}, 0)
     for name, array in model(1).items():
         np.testing.assert_array_equal(Same.grad[name], array)
         np.testing.assert_array_equal(grads[name], array)  # halves of it add up to it
@@ -95,7 +92,6 @@ def test_a_gradient_that_does_not_fit_is_refused_as_a_push_would(change: Any, wo
             loss, grads = super().gradient(params, batch, xp)
             return loss, change(grads)
 
-    task, rounds = _rounds(Wrong(), 2)
     with pytest.raises(kvps.LayoutMismatch) as caught:
-        round_gradient(task, LAYOUT, rounds, 0, {}, np)
+        _contributions(Wrong(), 2).compute({}, 0)
     assert words in str(caught.value)
