@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -92,12 +92,8 @@ class GroupSession:
         self.worker: str = answer["worker"]
         self.rank: int = answer["rank"]
 
-    def pull(self) -> dict[str, Array]:
-        """Return the newest weights, name -> read-only array, as `Session.pull` does; valid until the next pull."""
-        return self.layout.views(self.pull_flat())
-
     def pull_flat(self) -> Array:
-        """Pull as `Session.pull_flat` does."""
+        """Pull as `Session.pull_flat` does; valid until the next pull."""
 
         def pulled() -> Message:
             np.copyto(self._weights, self._leading.pull_flat())
@@ -137,10 +133,14 @@ class GroupSession:
 
         return int(self._led(pushed)["clock"])
 
-    def leave(self, finished: bool = True) -> None:
+    def leave(self, finished: bool = True, state: Mapping[str, Any] | None = None) -> None:
         """Leave as `Session.leave` does; nothing to do for members that do not lead."""
         if self._session:
-            self._session.leave(finished)
+            self._session.leave(finished, state)
+
+    def check_weight(self, weight: object) -> NoReturn:
+        """Raise InvalidSetting."""
+        raise InvalidSetting("weight is not for a group, whose members count alike: leave it out")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,7 +13,7 @@ from kvps.errors import InvalidSetting, LayoutMismatch, shown, some_of
 from kvps.job import Job
 from kvps.parsing import names_like
 from kvps.torch.model import check_tensor, fill, job_buffers
-from kvps.torch.names import in_job, named_buffers, named_parameters, persistent_names, unwrapped
+from kvps.torch.names import in_job, named_parameters, saved_buffers, unwrapped
 from kvps.torch.weight_watch import loaded
 
 log = logging.getLogger("kvps.torch")
@@ -104,9 +104,7 @@ def _warn_of_buffers(job: Job, model: torch.nn.Module) -> None:
     if unwrapped(model) in _buffers_known:
         return
     _buffers_known.add(unwrapped(model))
-    persistent = persistent_names(model)
-    own = [name for name, b in named_buffers(model).items() if name in persistent and b.is_floating_point()]
-    if own:
+    if own := list(saved_buffers(model)):
         log.warning(
             "the model's buffers (%s) are not in job %r: they stay as they are, and an evaluation uses those. Have the "
             'job keep them with kvps.torch.parameters(model, buffers="average"), or compute BatchNorm\'s anew with '
@@ -118,9 +116,7 @@ def _warn_of_buffers(job: Job, model: torch.nn.Module) -> None:
 
 def _places(model: torch.nn.Module) -> Places:
     """Return name -> tensor that a job may have, tied ones under each of their names."""
-    parameters, buffers = named_parameters(model, each_name=True), named_buffers(model, each_name=True)
-    persistent = persistent_names(model) if buffers else ()
-    return {**parameters, **{n: b for n, b in buffers.items() if n in persistent and b.is_floating_point()}}
+    return {**named_parameters(model, each_name=True), **saved_buffers(model, each_name=True)}
 
 
 def _wanted(layout: Layout, prefix: str) -> dict[str, str]:

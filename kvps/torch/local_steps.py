@@ -80,11 +80,6 @@ class LocalSteps:
         unit does not count: another worker gets the whole unit."""
         return self._is_ahead and (self._over or not self._config.units)
 
-    @property
-    def hands_out_units(self) -> bool:
-        """Whether a worker may come back after its last round, to compute the units of dead workers."""
-        return bool(self._config.units)
-
     def begin_unit(self, batches: int) -> None:
         """Begin a unit of data, of so many batches: the last one may have fewer. Steps of a unit that was not pushed
         count no more."""

@@ -12,7 +12,7 @@ from kvps.arrays.layout import BUFFER_KINDS, Array, Buffer
 from kvps.errors import InvalidSetting, LayoutMismatch, shown
 from kvps.job import Job
 from kvps.torch.flat_tensors import tensor_of
-from kvps.torch.names import in_job, named_buffers, named_parameters, persistent_names
+from kvps.torch.names import in_job, named_buffers, named_parameters, saved_buffers
 
 Parameters = dict[str, torch.nn.Parameter]
 _OWN = "own"
@@ -56,13 +56,8 @@ def trained(model: torch.nn.Module) -> Parameters:
 
 
 def job_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return name -> buffer that a job may have, each once: floating-point ones that are in the model's state_dict.
-
-    A model makes the others anew (masks, with infinite values in them), or counts with them. Raises LayoutMismatch as
-    `parameters` does.
-    """
-    persistent = persistent_names(model)
-    buffers = {name: b for name, b in named_buffers(model).items() if name in persistent and b.is_floating_point()}
+    """Return name -> buffer that a job may have, each once. Raises LayoutMismatch as `parameters` does."""
+    buffers = saved_buffers(model)
     for name, buffer in buffers.items():
         check_tensor(f"buffer {name!r}", buffer)
         if buffer.layout is torch.strided and any(

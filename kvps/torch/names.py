@@ -41,9 +41,12 @@ def named_buffers(model: nn.Module, each_name: bool = False) -> dict[str, torch.
     return {_own(name): buffer for name, buffer in named}
 
 
-def persistent_names(model: nn.Module) -> set[str]:
-    """Return the names in the model's state_dict."""
-    return set(map(_own, unwrapped(model).state_dict(keep_vars=True)))
+def saved_buffers(model: nn.Module, each_name: bool = False) -> dict[str, torch.Tensor]:
+    """Return name -> floating-point buffer that is in the model's state_dict, as `named_parameters` does. A model makes
+    the others anew (masks, with infinite values in them), or counts with them."""
+    floats = {name: b for name, b in named_buffers(model, each_name).items() if b.is_floating_point()}
+    saved = set(map(_own, unwrapped(model).state_dict(keep_vars=True))) if floats else ()
+    return {name: buffer for name, buffer in floats.items() if name in saved}
 
 
 def in_job(names: Iterable[str], of_job: Collection[str]) -> dict[str, str]:

@@ -288,8 +288,6 @@ class TorchSession:
         if not local or not (self.session.version or local.under_way):
             self._weights.check()
         if weight is not None:
-            if isinstance(self.session, GroupSession):
-                raise InvalidSetting("weight is not for a group, whose members count alike: leave it out")
             weight = self.session.check_weight(weight)
         if not local:
             clock = self._push(self._gradients(), loss, weight)
@@ -364,11 +362,9 @@ class TorchSession:
                     local.weight = weight
                 self._push_last(local)
         self._unhook()
-        if self._local and isinstance(self.session, Session):
-            state = self._local.state() if not finished or self._local.hands_out_units else None
-            self.session.leave(finished, state)
-        else:
-            self.session.leave(finished)
+        # Whoever has done its rounds comes back only to compute the units of dead workers.
+        comes_back = not finished or self.session.config.units
+        self.session.leave(finished, local.state() if local and comes_back else None)
 
     def _leaves(self, name: str, parameter: torch.Tensor) -> None:
         """Send a gradient that autograd has added up; not in a fork, where another session may train the model."""

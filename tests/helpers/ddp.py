@@ -1,8 +1,8 @@
 """DistributedDataParallel over gloo, which tests compare kvps.torch with; each rank is its own process.
 
 python ddp.py RANK WORKERS FOLDER      rank 0 leaves FOLDER/<optimizer>.npz, the final weights, and its buffers in
-                                       FOLDER/<optimizer>-buffers.npz, and its last loss in ...-loss.npz
-python ddp.py RANK WORKERS FOLDER experts   the same of a model of which a rank does not use all, each round
+                                       FOLDER/<optimizer>-buffers.npz; experts-<optimizer>.npz are of a model of which a
+                                       rank does not use all, each round
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def loss_of(model: torch.nn.Module, rank: int, round_: int) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(x), y)
 
 
-def train_on(worker: Any, model: torch.nn.Module, number: int) -> int:
+def train_on(worker: Any, model: torch.nn.Module, number: int, weight: int | None = None) -> int:
     """Do what a loop does with the worker's batch of this number; return what `step` returns."""
     worker.pull()
     loss = loss_of(model, worker.session.rank, number)
     loss.backward()
-    clock: int = worker.step(loss)
+    clock: int = worker.step(loss, weight)
     return clock
 
 
@@ -86,40 +86,26 @@ def weights_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
 
 
-def train_experts(rank: int, folder: Path) -> None:
-    for name, make in OF_EXPERTS.items():
-        model = Experts()
-        together = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-        optimizer = make(model.parameters())
-        for round_ in range(ROUNDS):
-            optimizer.zero_grad()
-            loss_of_expert(together, rank, round_).backward()
-            optimizer.step()
-        if rank == 0:
-            np.savez(folder / f"experts-{name}.npz", **weights_of(model))
-
-
-def main(rank: int, workers: int, folder: Path, *what: str) -> None:
+def main(rank: int, workers: int, folder: Path) -> None:
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=workers)
-    if what:
-        train_experts(rank, folder)
-        torch.distributed.destroy_process_group()
-        return
-    for name, make in OPTIMIZERS.items():
-        model = net()
-        together = torch.nn.parallel.DistributedDataParallel(model)
+
+    def train(name: str, model: torch.nn.Module, make: Callable[..., Any], loss_in: Callable[..., Any]) -> None:
+        together = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=isinstance(model, Experts))
         optimizer = make(model.parameters())
         for round_ in range(ROUNDS):
             optimizer.zero_grad()
-            loss = loss_of(together, rank, round_)
-            loss.backward()
+            loss_in(together, rank, round_).backward()
             optimizer.step()
         if rank == 0:
             np.savez(folder / f"{name}.npz", **weights_of(model))
-            np.savez(folder / f"{name}-loss.npz", loss=loss.item())
             np.savez(folder / f"{name}-buffers.npz", **{name: b.numpy() for name, b in model.named_buffers()})
+
+    for name, make in OPTIMIZERS.items():
+        train(name, net(), make, loss_of)
+    for name, make in OF_EXPERTS.items():
+        train(f"experts-{name}", Experts(), make, loss_of_expert)
     torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -14,7 +14,8 @@ from helpers.zygote import Popen
 class TorchPopen(Popen):
     """A `Popen` whose zygote has imported PyTorch too."""
 
-    modules = ("torch", "torch.distributed", "kvps.torch", "helpers.ddp")
+    # torch._dynamo: the first optimizer of each process would import it, which takes as long as PyTorch itself.
+    modules = ("torch", "torch.distributed", "torch._dynamo", "kvps.torch", "helpers.ddp")
 
 
 def importing(*modules: str) -> type[Popen]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -170,20 +171,6 @@ def test_a_loop_ends_as_with_its_own_optimizer(alone: Any, loop: Any) -> None:
     assert_close(*ends)
 
 
-def test_local_steps_are_of_the_inner_optimizer(alone: Any) -> None:
-    """An outer SGD with lr=1 goes where the inner steps have led."""
-    model, plain_model = net(), net()
-    outer = torch.optim.SGD(model.parameters(), lr=1.0)
-    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
-    optimizer = alone(outer, model, inner=inner, local_steps=3)
-    adamw = torch.optim.AdamW(plain_model.parameters(), lr=0.01)
-    for number in range(6):
-        plain(optimizer, model, number)
-        plain(adamw, plain_model, number)
-    assert (optimizer.worker.session.clock, optimizer.steps) == (2, 6)
-    assert_close(weights_of(model), weights_of(plain_model))
-
-
 def test_batches_are_units_of_the_job(alone: Any) -> None:
     x, y = batch(0, 0)
     dataset, model = torch.utils.data.TensorDataset(x, y), net()
@@ -201,11 +188,7 @@ def test_batches_are_units_of_the_job(alone: Any) -> None:
 # -- learning rates ------------------------------------------------------------------------------------------------
 
 
-KINDS = [torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Adam]
-KINDS += [torch.optim.AdamW, torch.optim.NAdam, torch.optim.Adamax]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_schedule_is_the_jobs_and_is_shown_in_the_groups(alone: Any, kind: Any) -> None:
     """The loop steps the scheduler as before, also one that computes each rate from the last."""
     ends, rates = [], []
@@ -441,27 +424,13 @@ def test_a_loop_that_goes_back_to_its_state_does_no_step_twice(
     assert (optimizer.steps, next_lr(optimizer.job)) == (9, 0.1 / 8)
 
 
-@pytest.mark.parametrize("ask", ["stop", "suspend"])
-def test_a_job_that_is_ended_ends_the_loop(store: Store, ask: str) -> None:
-    """A script goes on behind its block after a stop, and ends there after a suspension."""
-    job, model = create(store, workers=1), net()
-    expected = pytest.raises(kvps.JobSuspended) if ask == "suspend" else nullcontext()
-    with aggregating(job):
-        with expected, kvps.torch.Optimizer(OPTIMIZERS["adam"](model.parameters()), model, job=job) as optimizer:
-            while True:
-                if optimizer.steps == 2:
-                    getattr(job, ask)()
-                plain(optimizer, model, optimizer.steps)
-        assert (optimizer.steps, job.state().finished(job.config)) == (2, ask == "stop")
-
-
 @pytest.mark.parametrize("end", ["finished", "fails", "stop", "suspend"])
 def test_finish_waits_for_the_others_and_fills_the_model_with_the_last_version(
     store: Store, caplog: pytest.LogCaptureFixture, end: str
 ) -> None:
     """With staleness the first worker ends with weights that lack what the other one does later. A stop ends the loop
     of that one before its `finish`."""
-    timeout = 5_000 if end == "fails" else 60_000
+    timeout = 2_000 if end == "fails" else 60_000
     job = create(store, lambda params: torch.optim.SGD(params, lr=0.1), staleness=8, worker_timeout_ms=timeout)
     goes_on = threading.Event()
     models = [net(), net()]
@@ -520,15 +489,22 @@ def test_alone_it_makes_a_job_and_ends_it(store: Store, monkeypatch: pytest.Monk
 SCRIPT = """
 import os, sys, torch, kvps, kvps.torch
 from helpers.ddp import loss_of, net
-model = net()
-sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-job = kvps.connect(os.environ["KVPS_REDIS_URL"]).job("job")
-optimizer = kvps.torch.Optimizer(sgd, model, job=job, worker=sys.argv[1])
-if os.fork() == 0:
-    sys.exit()
-os.wait()
-loss_of(model, 0, 0).backward()
-optimizer.step()
+scripts = [os.fork(), os.fork()]  # one Python imports PyTorch for both
+if 0 in scripts:
+    name = ("finished", "failed")[scripts.index(0)]
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = kvps.connect(os.environ["KVPS_REDIS_URL"]).job("job")
+    optimizer = kvps.torch.Optimizer(sgd, model, job=job, worker=name)
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    if name == "failed":
+        raise KeyboardInterrupt
+else:
+    print([os.waitstatus_to_exitcode(os.waitpid(script, 0)[1]) for script in scripts])
 """
 
 
@@ -536,18 +512,11 @@ optimizer.step()
 def test_the_end_of_the_interpreter_leaves(store: Store) -> None:
     """Finished, unless by an exception; and a fork of it leaves nothing."""
     job = create(store, lambda params: torch.optim.SGD(params, lr=0.1))
-    environment = os.environ | {"KVPS_REDIS_URL": store.url, "PYTHONPATH": str(TESTS)}
-    with aggregating(job), ExitStack() as stack:
-        ends = {"finished": "", "failed": "raise KeyboardInterrupt"}
-        processes = [
-            stack.enter_context(
-                subprocess.Popen([sys.executable, "-c", SCRIPT + end, name], env=environment, stderr=subprocess.PIPE)
-            )
-            for name, end in ends.items()
-        ]
-        said = [process.communicate(timeout=300)[1] for process in processes]
-        assert processes[0].returncode == 0, said
-        assert b"KeyboardInterrupt" in said[1], said
+    with aggregating(job):
+        environment = os.environ | {"KVPS_REDIS_URL": store.url, "PYTHONPATH": str(TESTS)}
+        done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True)
+        assert done.stdout == f"{[0, -signal.SIGINT]}\n", done.stderr
+        assert "KeyboardInterrupt" in done.stderr
         members = job.state().members
         left = {name: (member.state, member.evicted, member.finished) for name, member in members.items()}
         assert left == {"finished": ("gone", False, True), "failed": ("gone", False, False)}

@@ -66,24 +66,26 @@ def _in_groups(job: kvps.Job, url: str, folder: Path, size: int) -> Weights:
     return weights_of(model)
 
 
-def _by_hand(store: Store) -> Weights:
+@pytest.fixture(scope="module")
+def by_hand(server_url: str) -> Weights:
     """The weights if two workers push the mean of two gradients each, which they have averaged themselves."""
-    job = _create(store, "by-hand")
+    with kvps.connect(server_url) as store:
+        job = _create(store, "by-hand")
 
-    def run(number: int) -> None:
+        def run(number: int) -> None:
+            model = net()
+            with kvps.torch.join(job, model, f"w{number}") as worker:
+                while worker.session.round < ROUNDS:
+                    worker.pull()
+                    ours, theirs = (_gradients(model, 2 * number + m, worker.session.round) for m in range(2))
+                    for parameter, one, other in zip(model.parameters(), ours, theirs, strict=True):
+                        parameter.grad = (one + other) / 2
+                    worker.step()
+
+        run_workers(job, partial(run, 0), partial(run, 1))
         model = net()
-        with kvps.torch.join(job, model, f"w{number}") as worker:
-            while worker.session.round < ROUNDS:
-                worker.pull()
-                ours, theirs = (_gradients(model, 2 * number + m, worker.session.round) for m in range(2))
-                for parameter, one, other in zip(model.parameters(), ours, theirs, strict=True):
-                    parameter.grad = (one + other) / 2
-                worker.step()
-
-    run_workers(job, partial(run, 0), partial(run, 1))
-    model = net()
-    kvps.torch.load(job, model)
-    return weights_of(model)
+        kvps.torch.load(job, model)
+        return weights_of(model)
 
 
 def _gradients(model: nn.Module, data: int, round_: int) -> list[torch.Tensor]:
@@ -99,7 +101,7 @@ def _pushed_bytes(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_two_groups_of_two_push_half_the_bytes_and_end_as_averaged_by_hand(
-    store: Store, server_url: str, tmp_path: Path
+    store: Store, server_url: str, tmp_path: Path, by_hand: Weights
 ) -> None:
     ends: dict[int, Weights] = {}
     for size, name in ((1, "single"), (2, "groups")):
@@ -110,7 +112,7 @@ def test_two_groups_of_two_push_half_the_bytes_and_end_as_averaged_by_hand(
         assert len(contributions) == 4 // size * ROUNDS
         assert job.state().clock == {f"w{number}": ROUNDS for number in range(4 // size)}
     assert 2 * _pushed_bytes(tmp_path / "groups") == _pushed_bytes(tmp_path / "single") > 0
-    assert_same_bits(ends[2], _by_hand(store))
+    assert_same_bits(ends[2], by_hand)
     for name, array in ends[1].items():  # the mean of four, added up in another order
         np.testing.assert_allclose(ends[2][name], array, rtol=0, atol=1e-6)
 
@@ -150,7 +152,7 @@ def test_a_group_pushes_the_buffers_of_its_members(store: Store, server_url: str
     ("rank", "die"), [*((0, point) for point in POINTS), (1, "computing"), (1, "sending its gradient"), (1, "told")]
 )
 def test_whoever_is_killed_whenever_each_acknowledged_contribution_counts_once(
-    store: Store, server_url: str, tmp_path: Path, rank: int, die: str
+    store: Store, server_url: str, tmp_path: Path, by_hand: Weights, rank: int, die: str
 ) -> None:
     """The survivor leads the new group, and computes the round again unless it was acknowledged."""
     job = _create(store, "job")
@@ -167,7 +169,7 @@ def test_whoever_is_killed_whenever_each_acknowledged_contribution_counts_once(
     assert job.state().clock == {"w0": ROUNDS, "w1": ROUNDS}
     model = net()
     assert kvps.torch.load(job, model) == check_chain(job) == ROUNDS
-    assert_same_bits(weights_of(model), _by_hand(store))
+    assert_same_bits(weights_of(model), by_hand)
 
 
 # -- errors: all members get them, and may go on ----------------------------------------------------------------------
@@ -317,7 +319,6 @@ def test_an_error_of_one_member_or_of_redis_is_raised_in_all(store: Store, serve
     assert job.state().clock == {"w0": 2}
 
 
-@pytest.mark.slow
 def test_what_is_no_group_is_refused_in_one_line(store: Store) -> None:
     job = _create(store, "job")
     with pytest.raises(kvps.InvalidSetting, match=r"^group must be a process group"):
@@ -327,7 +328,6 @@ def test_what_is_no_group_is_refused_in_one_line(store: Store) -> None:
     assert job.state().members == {}
 
 
-@pytest.mark.slow
 def test_a_group_without_gloo_is_refused_in_one_line(store: Store) -> None:
     job = _create(store, "job")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

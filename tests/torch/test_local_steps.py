@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,10 @@ def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.01, weight_decay=0.1)
 
 
+def adagrad(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adagrad(params, lr=0.01)  # has a state before its first step
+
+
 def create(store: Store, model: nn.Module, outer: kvps.optim.Optimizer = MEAN, **settings: Any) -> kvps.Job:
     settings = {"workers": 1, "transport": "redis", "worker_timeout_ms": 60_000} | settings
     return store.create_job("job", kvps.torch.parameters(model), optimizer=outer, **settings)
@@ -49,8 +53,11 @@ def joined(job: kvps.Job, model: nn.Module, make: Inner = sgd, steps: int = 2, *
     return kvps.torch.join(job, model, "w0", inner=make(model.parameters()), local_steps=steps, **how)
 
 
-def trained(job: kvps.Job, make: Inner, batches: int, hidden: int = 32) -> Weights:
-    """Train each worker on a thread, with a scheduler of the user's own; return the weights at the end."""
+def trained(
+    job: kvps.Job, make: Inner, batches: int, hidden: int = 32, samples: Sequence[int | None] = (None, None)
+) -> Weights:
+    """Train each worker on a thread, with a scheduler of the user's own, and batches of so many `samples`; return the
+    weights at the end."""
     models = [net(hidden) for _ in range(job.config.workers)]
 
     def run(number: int, model: nn.Module) -> None:
@@ -58,7 +65,7 @@ def trained(job: kvps.Job, make: Inner, batches: int, hidden: int = 32) -> Weigh
         scheduler = lr_scheduler.StepLR(inner, 5, 0.5)
         with kvps.torch.join(job, model, f"w{number}", inner=inner, local_steps=STEPS) as worker:
             for each in range(batches):
-                train_on(worker, model, each)
+                train_on(worker, model, each, samples[number])
                 scheduler.step()
 
     run_workers(job, *(partial(run, number, model) for number, model in enumerate(models)))
@@ -66,7 +73,9 @@ def trained(job: kvps.Job, make: Inner, batches: int, hidden: int = 32) -> Weigh
     return weights_of(models[0])
 
 
-def plain(workers: int, make: Inner, outer: Inner, batches: int, hidden: int = 32) -> Weights:
+def plain(
+    workers: int, make: Inner, outer: Inner, batches: int, hidden: int = 32, samples: Sequence[int] = (1, 1)
+) -> Weights:
     """The same in PyTorch alone: replicas with optimizers that go on, and an outer optimizer on the mean difference."""
     main, replicas = net(hidden), [net(hidden) for _ in range(workers)]
     inners = [make(replica.parameters()) for replica in replicas]
@@ -84,7 +93,8 @@ def plain(workers: int, make: Inner, outer: Inner, batches: int, hidden: int = 3
                 schedulers[rank].step()
         for number, parameter in enumerate(main.parameters()):
             ends = [list(replica.parameters())[number].detach() for replica in replicas]
-            parameter.grad = torch.stack([parameter.detach() - end for end in ends]).mean(0)
+            far = [each * (parameter.detach() - end) for each, end in zip(samples, ends, strict=True)]
+            parameter.grad = torch.stack(far).sum(0) / sum(samples)
         outermost.step()
     return weights_of(main)
 
@@ -149,31 +159,9 @@ def test_local_sgd_averages_the_weights_of_a_model_of_several_chunks(store: Stor
 
 def test_fedavg_weighs_workers_by_their_samples(store: Store) -> None:
     """Each model counts by the samples that it has seen since the last version."""
-    job, samples = create(store, net(), MEAN, workers=2, reduction="weighted"), [30, 10]
-
-    def client(rank: int, model: nn.Module) -> None:
-        inner = sgd(model.parameters())
-        with kvps.torch.join(job, model, f"w{rank}", inner=inner, local_steps=STEPS) as worker:
-            for number in range(2 * STEPS):
-                worker.pull()
-                loss = loss_of(model, rank, number)
-                loss.backward()
-                worker.step(loss, weight=samples[rank])
-
-    run_workers(job, *(partial(client, rank, net()) for rank in range(2)))
-    main, replicas = net(), [net(), net()]
-    for first in (0, STEPS):
-        for rank, replica in enumerate(replicas):
-            replica.load_state_dict(main.state_dict())
-            inner = sgd(replica.parameters())
-            for number in range(first, first + STEPS):
-                inner.zero_grad()
-                loss_of(replica, rank, number).backward()
-                inner.step()
-        with torch.no_grad():
-            for mean, *ends in zip(main.parameters(), *(replica.parameters() for replica in replicas), strict=True):
-                mean.copy_(sum(n * end for n, end in zip(samples, ends, strict=True)) / sum(samples))
-    assert_close(job.snapshot()[1], weights_of(main), 1e-5)
+    job, samples = create(store, net(), MEAN, workers=2, reduction="weighted"), (30, 10)
+    ends = trained(job, sgd, 2 * STEPS, samples=samples)
+    assert_close(ends, plain(2, sgd, partial(torch.optim.SGD, lr=1.0), 2 * STEPS, samples=samples), 1e-5)
     assert [[c.weight for c in commit.plan.contributions] for commit in job.log()] == [[90, 30]] * 2
 
 
@@ -261,7 +249,7 @@ def merged_by_tokens(units: int, units_per_round: int) -> Weights:
         for unit in range(first, min(units, first + units_per_round)):
             replica = net()
             replica.load_state_dict(main.state_dict())
-            inner = adamw(replica.parameters())
+            inner = adagrad(replica.parameters())  # it begins anew in each unit
             for step in range(STEPS):
                 inner.zero_grad()
                 loss_of(replica, unit, step).backward()
@@ -280,7 +268,7 @@ def test_learners_of_different_speeds_do_units_that_are_merged_by_their_tokens(s
 
     def learn(job: kvps.Job, name: str, done: list[int], wait: Callable[[], object]) -> None:
         model = net()
-        with kvps.torch.join(job, model, name, inner=adamw(model.parameters()), local_steps=STEPS) as worker:
+        with kvps.torch.join(job, model, name, inner=adagrad(model.parameters()), local_steps=STEPS) as worker:
             while (unit := worker.session.next_unit()) is not None:
                 wait()
                 for step in range(STEPS):

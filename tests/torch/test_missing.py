@@ -16,7 +16,7 @@ from helpers.arrays import assert_close, assert_same_bits
 from helpers.ddp import OF_EXPERTS, ROUNDS, Experts, batch, loss_of_expert, weights_of
 from helpers.digits_job import proved, run_workers
 from helpers.harness import aggregating, await_version, check_chain
-from helpers.torch_process import TorchPopen, ends_of_ddp
+from helpers.torch_process import TorchPopen
 from kvps_cli.prove.verify import proof_of
 from torch import nn
 
@@ -117,11 +117,7 @@ def test_a_job_goes_on_from_a_checkpoint_with_its_counts_of_steps(store: Store, 
     assert (proof.differs, proof.replayed) == ("", ROUNDS - 9)
 
 
-@pytest.fixture(scope="module")
-def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
-    return ends_of_ddp(tmp_path_factory.mktemp("ddp"), "experts")
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_EXPERTS)
 def test_experts_end_as_in_distributed_data_parallel(store: Store, of_ddp: dict[str, Weights], name: str) -> None:
     """What one rank uses has the mean with zeros, and what none uses stays."""
@@ -157,6 +153,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_group_lacks_what_all_its_members_lack(
     store: Store, server_url: str, of_ddp: dict[str, Weights], tmp_path: Path
 ) -> None:
@@ -212,14 +209,3 @@ def test_local_steps_leave_alone_what_has_no_gradient_in_any_of_them(store: Stor
         assert_same_bits({"w": after["experts.0.weight"]}, frozen)
     assert (after["experts.1.weight"] != before["experts.1.weight"]).any()
     assert_same_bits({"w": after["experts.2.weight"]}, {"w": before["experts.2.weight"]})
-
-
-def test_an_optimizer_of_a_job_skips_as_the_one_that_it_was_made_of(store: Store) -> None:
-    make, model = OF_PYTORCH["adamw"], Experts()
-    job = created(store, "job", make)
-    with aggregating(job), kvps.torch.Optimizer(make(model.parameters()), model, job=job) as optimizer:
-        for round_ in range(ROUNDS):
-            optimizer.zero_grad()
-            loss_of(model, round_).backward()
-            optimizer.step()
-    assert_close(weights_of(model), alone(make))

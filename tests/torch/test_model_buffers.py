@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from functools import partial
 
 import pytest
 import torch
 from helpers.ddp import batch, net
-from helpers.digits_job import run_workers
 from helpers.pages import python_in
 from torch import nn
 
@@ -33,30 +31,12 @@ def after_own_batches(rank: int) -> nn.Sequential:
     return model
 
 
-@pytest.mark.slow
-def test_the_average_of_the_workers_buffers(store: Store) -> None:
-    """Integer buffers stay a worker's own."""
-    models = [after_own_batches(rank) for rank in range(WORKERS)]
-    sgd = torch.optim.SGD(models[0].parameters(), lr=0.1)
-    exec(of_page('buffers="average"'), found := {"kvps": kvps, "store": store, "model": models[0], "sgd": sgd})
-    job: kvps.Job = found["job"]
-    want = {name: sum(m.get_buffer(name).float() for m in models[:2]) / 2 for name in BUFFERS}
-
-    def train(number: int) -> None:
-        own = [buffer.clone() for buffer in models[number].buffers()]
-        with kvps.torch.join(job, models[number], f"w{number}") as worker:
-            worker.pull()
-            sum(p.sum() for p in models[number].parameters()).backward()  # type: ignore[union-attr]
-            for buffer, before in zip(models[number].buffers(), own, strict=True):
-                buffer.copy_(before)
-            worker.step()
-
-    run_workers(job, partial(train, 0), partial(train, 1))
-    models[2][1].num_batches_tracked.fill_(7)
-    kvps.torch.load(job, models[2])
-    for name, mean in want.items():
-        torch.testing.assert_close(models[2].get_buffer(name), mean, msg=name)
-    assert models[2][1].num_batches_tracked == 7
+def test_the_job_has_the_average_of_the_workers_buffers(store: Store) -> None:
+    """By the page. How they are averaged, see test_job_buffers.py."""
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    exec(of_page('buffers="average"'), found := {"kvps": kvps, "store": store, "model": model, "sgd": sgd})
+    assert found["job"].layout.buffer_kind == "average"
 
 
 @pytest.mark.slow

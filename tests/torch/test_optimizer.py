@@ -1,4 +1,4 @@
-"""The conversion of PyTorch's optimizers, held against PyTorch's own over 200 steps on the same gradients."""
+"""The conversion of PyTorch's optimizers, held against PyTorch's own over 60 steps on the same gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim import lr_scheduler
 import kvps
 import kvps.torch
 
-STEPS = 200
+STEPS = 60
 
 Make = Callable[[Any], torch.optim.Optimizer]
 RULES: dict[str, Make] = {

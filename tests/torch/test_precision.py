@@ -18,7 +18,7 @@ import kvps
 import kvps.torch
 from kvps.store import Store
 
-ROUNDS, WORKERS = 12, 2
+ROUNDS, WORKERS = 6, 2
 
 
 def in_bf16() -> nn.Sequential:

@@ -18,7 +18,7 @@ import kvps
 import kvps.torch
 from kvps.store import Store
 
-FEW, MANY = 10, 30
+STEPS = 10
 FACTOR = 3
 """How much further kvps may be from PyTorch than two loops of PyTorch are from each other, which differ in nothing but
 the order of sums or the number of roundings. That is one sample of a distance that varies: over 10, 30, 100 and 200
@@ -26,51 +26,51 @@ steps kvps was at 0.5 to 1.2 times theirs in float32, and at 0.3 to 0.8 times in
 
 
 @cache
-def reference(steps: int, dtype: torch.dtype) -> Weights:
-    return plain_loop(steps, dtype)
+def reference(dtype: torch.dtype = torch.float32) -> Weights:
+    return plain_loop(STEPS, dtype)
 
 
 @cache
-def tolerance(steps: int, dtype: torch.dtype) -> float:
+def tolerance(dtype: torch.dtype = torch.float32) -> float:
     """FACTOR times how far other loops, as right as the reference, end from it."""
-    others = plain_loop(steps, dtype, reverse=True), plain_loop(steps, dtype, fused=True)
-    return FACTOR * max(distance(other, reference(steps, dtype)) for other in others)
+    others = plain_loop(STEPS, dtype, reverse=True), plain_loop(STEPS, dtype, fused=True)
+    return FACTOR * max(distance(other, reference(dtype)) for other in others)
 
 
-def trained(store: Store, folder: Path, steps: int, dtype: torch.dtype, shards: int) -> Weights:
+def trained(store: Store, folder: Path, dtype: torch.dtype = torch.float32, shards: int = 2) -> Weights:
     """The weights after the example's own loop, with an aggregator for each shard. A replay has made the same bits."""
     model = example.make_model().to(dtype)
     adamw = example.make_optimizer(model)
-    scheduler = example.make_scheduler(adamw, steps)
-    optimizer = kvps.torch.optimizer(model, adamw, scheduler, steps=steps, clip_norm=CLIP_NORM)
+    scheduler = example.make_scheduler(adamw, STEPS)
+    optimizer = kvps.torch.optimizer(model, adamw, scheduler, steps=STEPS, clip_norm=CLIP_NORM)
     settings = {"workers": WORKERS, "shards": shards, "transport": "redis", "worker_timeout_ms": 60_000}
     job = store.create_job("gpt", kvps.torch.parameters(model), optimizer=optimizer, **settings)
     models = [example.make_model().to(dtype) for _ in range(WORKERS)]
     with ExitStack() as stack, ThreadPoolExecutor(WORKERS) as pool:
         for shard in range(shards):
             stack.enter_context(aggregating(job, shards=[shard], record=folder))
-        ends = [pool.submit(example.train, job, f"w{n}", model, steps) for n, model in enumerate(models)]
+        ends = [pool.submit(example.train, job, f"w{n}", model, STEPS) for n, model in enumerate(models)]
         for end in ends:
             end.result()
         job.await_finished()
     proof = proved(job, folder)
-    assert (proof.by, proof.replayed) == ("recorded", steps)
+    assert (proof.by, proof.replayed) == ("recorded", STEPS)
     return job.snapshot()[1]
 
 
 @pytest.mark.slow
 def test_a_gpt_in_bfloat16_ends_as_in_a_plain_loop(store: Store, tmp_path: Path) -> None:
     """The loop holds float32 masters: a rounding of a master may become one of the model's."""
-    ended = trained(store, tmp_path, MANY, torch.bfloat16, 2)
-    assert distance(ended, reference(MANY, torch.bfloat16)) <= tolerance(MANY, torch.bfloat16)
+    ended = trained(store, tmp_path, torch.bfloat16)
+    assert distance(ended, reference(torch.bfloat16)) <= tolerance(torch.bfloat16)
 
 
 @pytest.mark.slow
 def test_a_gpt_ends_as_with_distributed_data_parallel(store: Store, tmp_path: Path) -> None:
     """After 30 steps 4.9e-7 of the way that the weights have come, where two loops of PyTorch differ by 6.4e-7."""
-    of_ddp, far = by_ddp(tmp_path, MANY), tolerance(MANY, torch.float32)
-    assert distance(reference(MANY, torch.float32), of_ddp) <= far < 1e-4
-    assert distance(trained(store, tmp_path, MANY, torch.float32, 2), of_ddp) <= far
+    of_ddp, far = by_ddp(tmp_path, STEPS), tolerance()
+    assert distance(reference(), of_ddp) <= far < 1e-4
+    assert distance(trained(store, tmp_path), of_ddp) <= far
 
 
 @pytest.mark.slow
@@ -81,11 +81,11 @@ def test_a_recipe_with_any_part_changed_ends_far_away() -> None:
         return torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
     for changed in (
-        plain_loop(FEW, make_optimizer=one_group),
-        plain_loop(FEW, clip_norm=float("inf")),
-        plain_loop(FEW, scheduled=FEW + 1),
+        plain_loop(STEPS, make_optimizer=one_group),
+        plain_loop(STEPS, clip_norm=float("inf")),
+        plain_loop(STEPS, scheduled=STEPS + 1),
     ):
-        assert distance(changed, reference(FEW, torch.float32)) > 1000 * tolerance(FEW, torch.float32)
+        assert distance(changed, reference()) > 1000 * tolerance()
 
 
 def test_an_average_in_the_jobs_buffers_is_as_old_as_its_weights(store: Store) -> None:

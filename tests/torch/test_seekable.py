@@ -53,6 +53,7 @@ def test_an_epoch_has_the_shards_in_an_order_of_its_own_and_reads_on_where_it_ca
     assert sorted(data.sought) == sorted(2 * [(0, 0), (2, 0), (3, 0)])
 
 
+@pytest.mark.slow
 def test_three_workers_of_which_one_is_killed(store: Store, tmp_path: Path) -> None:
     """It is killed with a batch, and with more that its loader process has read ahead."""
     job, holds = counting(store, workers=1, worker_timeout_ms=1000), tmp_path / "holds"

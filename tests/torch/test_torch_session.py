@@ -19,7 +19,6 @@ from helpers.ddp import OPTIMIZERS, ROUNDS, loss_of, net, weights_of
 from helpers.digits_job import run_workers
 from helpers.faults import full_server
 from helpers.harness import aggregating, check_chain, newest_losses
-from helpers.torch_process import ends_of_ddp
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -63,41 +62,12 @@ def train(job: kvps.Job, models: list[nn.Module], rounds: int, round_: Round = o
 # -- the same as elsewhere -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def of_ddp(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Weights]:
-    """Optimizer's name -> the weights, and the buffers, with which DistributedDataParallel ends on two processes."""
-    return ends_of_ddp(tmp_path_factory.mktemp("ddp"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bsp_ends_as_distributed_data_parallel(store: Store, of_ddp: dict[str, Weights], name: str) -> None:
     model = net()
     job = create(store, model, OPTIMIZERS[name](model.parameters()))
     assert_close(train(job, [net(), net()], ROUNDS), of_ddp[name])
-
-
-@pytest.mark.slow
-def test_the_optimizer_ends_as_distributed_data_parallel(store: Store, of_ddp: dict[str, Weights]) -> None:
-    """In the loop that the processes of DistributedDataParallel have, and with their loss."""
-    model = net()
-    job = create(store, model, OPTIMIZERS["adam"](model.parameters()))
-
-    def run(number: int, model: nn.Module) -> None:
-        adam = OPTIMIZERS["adam"](model.parameters())
-        with kvps.torch.Optimizer(adam, model, job=job, worker=f"w{number}") as optimizer:
-            for round_ in range(ROUNDS):
-                optimizer.zero_grad()
-                loss = loss_of(model, number, round_)
-                loss.backward()
-                optimizer.step()
-            losses[number] = loss.item()
-
-    losses: dict[int, float] = {}
-    models = [model, net()]
-    run_workers(job, *(partial(run, number, model) for number, model in enumerate(models)))
-    assert_close(weights_of(model), of_ddp["adam"])
-    assert losses[0] == pytest.approx(float(of_ddp["adam-loss"]["loss"]), abs=1e-6)
 
 
 @pytest.mark.slow
@@ -113,36 +83,15 @@ def test_the_buffers_of_rank_0_end_as_in_distributed_data_parallel(store: Store,
         np.testing.assert_allclose(buffer, of_ddp["sgd-buffers"][name], rtol=2e-6, atol=2e-6, err_msg=name)
 
 
-def alone(make: Callable[[Any], torch.optim.Optimizer], rounds: int, scheduled: Any = None, every: int = 1) -> Weights:
+def plain_sgd(rounds: int) -> Weights:
     """A plain loop of PyTorch."""
     model = net()
-    optimizer = make(model.parameters())
-    scheduler = scheduled(optimizer) if scheduled else None
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     for round_ in range(rounds):
-        optimizer.zero_grad()
+        sgd.zero_grad()
         loss_of(model, 0, round_).backward()
-        optimizer.step()
-        if scheduler and not (round_ + 1) % every:
-            scheduler.step()
+        sgd.step()
     return weights_of(model)
-
-
-def test_a_scheduled_run_is_pytorchs(store: Store) -> None:
-    """With parameter groups too."""
-
-    def adamw(parameters: Any) -> torch.optim.Optimizer:
-        groups = [{"params": each, "weight_decay": 0.1 * each.ndim} for each in parameters]
-        return torch.optim.AdamW(groups, lr=0.01)
-
-    def halving(optimizer: torch.optim.Optimizer) -> lr_scheduler.StepLR:
-        return lr_scheduler.StepLR(optimizer, 2, 0.5)
-
-    model = net()
-    inner = adamw(model.parameters())
-    optimizer = kvps.torch.optimizer(model, inner, halving(inner), every=2)
-    job = store.create_job("job", kvps.torch.parameters(model), optimizer=optimizer)
-    plain = alone(adamw, 9, halving, every=2)
-    assert_close(train(job, [model], 9), plain)
 
 
 # -- gradients that leave early ------------------------------------------------------------------------------------
@@ -207,7 +156,7 @@ def test_overlap_refuses_what_comes_after_and_the_next_round_goes_on(store: Stor
             one_round(worker, model)
         worker.pull()
     assert job.state().version == 2
-    assert_close(weights_of(model), alone(lambda p: torch.optim.SGD(p, lr=0.1), 2))
+    assert_close(weights_of(model), plain_sgd(2))
 
 
 def test_a_worker_that_is_dropped_leaves_the_model_alone(store: Store) -> None:
@@ -233,7 +182,7 @@ def test_a_step_that_a_full_server_refused_is_made_again(store: Store, overlap: 
         with aggregating(job):
             assert worker.step() == 1
             worker.pull()
-    assert_close(weights_of(model), alone(lambda p: torch.optim.SGD(p, lr=0.1), 1))
+    assert_close(weights_of(model), plain_sgd(1))
 
 
 # -- what a model may have -----------------------------------------------------------------------------------------
@@ -382,17 +331,6 @@ def test_a_worker_of_a_stopped_or_suspended_job_ends_its_loop(store: Store) -> N
     assert_same_bits(*ends)
 
 
-@pytest.mark.contract
-@pytest.mark.parametrize("staleness", [1, -1])
-def test_ssp_and_asp_with_prefetch(store: Store, staleness: int) -> None:
-    model = net()
-    before = loss_of(model, 0, 0).item()
-    job = create(store, model, staleness=staleness)
-    train(job, [model, net()], 30, prefetch=True)
-    assert job.state().clock == {"w0": 30, "w1": 30}
-    assert loss_of(model, 0, 0).item() < before / 2
-
-
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
@@ -404,6 +342,11 @@ def refusals() -> Iterator[Any]:
     yield pytest.param(nn.Linear(2, 2).double(), "'weight' is float64: a job's weights are float32", id="float64")
     yield pytest.param(lazy, "'weight' has no shape yet", id="lazy")
     yield pytest.param(nn.Linear(2, 2, device="meta"), "'weight' is on the device meta", id="meta")
+    complex_ = nn.ParameterDict({"w": torch.zeros(3, dtype=torch.complex64)})
+    yield pytest.param(complex_, r"'w' is complex64, .*torch\.view_as_real.*view_as_complex", id="complex")
+    with torch.inference_mode():
+        frozen = nn.Linear(2, 1)
+    yield pytest.param(frozen, r"was made under torch\.inference_mode\(\) and cannot be trained", id="inference")
     yield pytest.param(nn.ReLU(), "no parameter that requires a gradient", id="none")
     yield pytest.param({"w": torch.zeros(2)}, r"a model is a torch.nn.Module, not dict", id="dict")
 

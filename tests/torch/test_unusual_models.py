@@ -57,21 +57,6 @@ def test_empty_parameters_are_trained(store: Store, transport: str) -> None:
     assert kvps.torch.load(job, model) == 2
 
 
-def test_complex_parameters_are_told_to_be_real() -> None:
-    model = nn.Module()
-    model.w = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
-    with pytest.raises(kvps.LayoutMismatch, match=r"'w' is complex64, .*torch\.view_as_real.*view_as_complex") as error:
-        kvps.torch.parameters(model)
-    assert "model.float()" not in str(error.value)
-
-
-def test_a_model_made_under_inference_mode_is_refused_in_one_line() -> None:
-    with torch.inference_mode():
-        model = nn.Linear(2, 1)
-    with pytest.raises(kvps.LayoutMismatch, match=r"made under torch\.inference_mode\(\)"):
-        kvps.torch.parameters(model)
-
-
 def test_a_worker_is_not_pickled(store: Store) -> None:
     model = nn.Linear(2, 1)
     job = store.create_job("job", kvps.torch.parameters(model), workers=1, worker_timeout_ms=60_000)

@@ -25,6 +25,7 @@ EACH = {
 }
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("settings", EACH.values(), ids=EACH)
 def test_one_worker_and_three_make_the_same_bits(store: Store, settings: dict[str, Any]) -> None:
     settings = {"epochs": 1, "units": UNITS, "units_per_epoch": UNITS, "units_per_round": 4} | settings
