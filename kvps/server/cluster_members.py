@@ -14,6 +14,7 @@ from kvps.connection.cluster import ClusterClient
 from kvps.connection.slots import SLOTS, Address
 from kvps.errors import KvpsError, ServerError, ServerUnfit
 from kvps.server.cluster_node import url_of
+from kvps.server.server_process import comes_true
 
 log = logging.getLogger("kvps.host")
 
@@ -117,8 +118,8 @@ class Members:
 
     def info(self, address: Address | None = None) -> dict[str, str]:
         """Return CLUSTER INFO of the seed, or of another node."""
-        text = self.at(address or self._seed).call("CLUSTER", "INFO")
-        return dict(line.split(":", 1) for line in text.split("\r\n") if ":" in line)
+        info: dict[str, str] = self.at(address or self._seed).call("CLUSTER INFO")
+        return info
 
     # -- who comes, and who goes ----------------------------------------------------------------------------------
 
@@ -126,7 +127,8 @@ class Members:
         """Give a node that knows no other all slots."""
         node = self.at(self._seed)
         node.call("CLUSTER ADDSLOTSRANGE", 0, SLOTS - 1)
-        self._until(lambda: self.info()["cluster_state"] == "ok", "the node does not serve its slots")
+        if not comes_true(lambda: self.info()["cluster_state"] == "ok", _AGREE_S):
+            raise ServerUnfit("the node does not serve its slots")
 
     def meet(self, other: Address) -> None:
         """Bring this host's node, the seed, into the cluster of another node; wait until all know each other."""
@@ -141,7 +143,8 @@ class Members:
             seen = [{member.id for member in self.all(node.address) if member.is_met} for node in known]
             return all(me in ids for ids in seen) and self.info()["cluster_state"] == "ok"
 
-        self._until(agreed, f"the nodes do not become one cluster with {self._seed}: each must reach every other")
+        if not comes_true(agreed, _AGREE_S):
+            raise ServerUnfit(f"the nodes do not become one cluster with {self._seed}: each must reach every other")
 
     def forget(self, gone: Sequence[str]) -> None:
         """Have every node that is there forget nodes that serve nothing."""
@@ -157,13 +160,6 @@ class Members:
         dead = [member.id for member in self.all() if {"master", "fail"} <= member.flags and not member.slots]
         if dead:
             self.forget(dead)
-
-    def _until(self, holds: Callable[[], bool], message: str) -> None:
-        deadline = time.monotonic() + _AGREE_S
-        while not holds():
-            if time.monotonic() > deadline:
-                raise ServerUnfit(message)
-            time.sleep(_LOOK_AGAIN_S)  # a poll: nodes announce nothing to clients
 
     # -- one at a time --------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from kvps.errors import InvalidSetting, NoServer, ServerError
 from kvps.machine import process
 from kvps.machine.address import addresses_of, host_and_port
 from kvps.machine.paths import private_directory, server_program
-from kvps.server.server_process import LOAD_S, START_S, last_lines, launched, quoted
+from kvps.server.server_process import LOAD_S, START_S, comes_true, last_lines, launched, quoted
 
 MOST_PORT = 55_535
 """The highest port of a node: its bus, over which nodes talk to each other, has the port 10,000 above."""
@@ -35,7 +34,6 @@ _NODES = "nodes.conf"  # in which a node keeps what it knows of its cluster
 _LEAST_PORT = 20_000  # of the ports from which a free one is chosen
 _END_S = 60.0
 _CONNECT_S = 5.0
-_LOOK_AGAIN_S = 0.02
 
 
 def parse_listen(text: str) -> Address:
@@ -105,7 +103,8 @@ def started(address: Address, password: str | None, data_dir: Path | None) -> It
     try:
         node = _started(address, password, folder, keeps=bool(data_dir))
         try:
-            _await_answer(node, url_of(address, password), folder / "log", LOAD_S if data_dir else START_S)
+            if not comes_true(lambda: _answers(url_of(address, password)), LOAD_S if data_dir else START_S, node):
+                raise NoServer(f"the node could not be started: {last_lines(folder / 'log') or 'it does not answer'}")
             yield node
         finally:
             _end(node)
@@ -136,15 +135,10 @@ def _started(address: Address, password: str | None, folder: Path, keeps: bool) 
     return launched(process.ending_with_this([server_program(), "-"]), settings, folder / "log")
 
 
-def _await_answer(node: subprocess.Popen[bytes], url: str, log: Path, patience_s: float) -> None:
-    deadline = time.monotonic() + patience_s
-    with Client(url, patience_s=_LOOK_AGAIN_S) as client:
-        while node.poll() is None and time.monotonic() < deadline:
-            with suppress(ServerError):
-                client.call("PING")
-                return
-            time.sleep(_LOOK_AGAIN_S)
-    raise NoServer(f"the node could not be started: {last_lines(log) or 'it does not answer'}")
+def _answers(url: str) -> bool:
+    with suppress(ServerError), Client(url, patience_s=0.0) as client:
+        return bool(client.call("PING"))
+    return False
 
 
 def _end(node: subprocess.Popen[bytes]) -> None:

@@ -17,8 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +36,7 @@ from kvps.machine.address import host_and_port, outward_address
 from kvps.machine.files import make_directory, private
 from kvps.machine.paths import runtime_dir, server_program, socket_path
 from kvps.protocol.acl import rules
-from kvps.server.server_process import LOAD_S, START_S, last_lines, launched, quoted
+from kvps.server.server_process import LOAD_S, START_S, comes_true, last_lines, launched, quoted
 from kvps.transport.shared_memory import folder_of, forget
 
 _REPLY_S = 2.0
@@ -191,7 +190,8 @@ def stop() -> bool:
         except redis.exceptions.RedisError as error:
             # A server that ends cuts the connection, so an error matters only if the server still runs.
             reason = f"it does not end ({error})"
-        _until(lambda: not _answers(url) and not (pid and process.runs(pid)), reason)
+        if not comes_true(lambda: not _answers(url) and not (pid and process.runs(pid)), START_S):
+            raise NoServer(f"the private server could not be ended: {reason}")
         if not keeps:
             forget(folder_of(url))
         return True
@@ -278,7 +278,8 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool, stays_s: fl
         except OSError as error:
             raise NoServer(f"the private server could not be started: {error}") from None
         try:
-            _until(lambda: _answers(url, loading=False), "it does not answer", child, log, patience_s)
+            if not comes_true(lambda: _answers(url, loading=False), patience_s, child):
+                raise NoServer(f"the private server could not be started: {last_lines(log) or 'it does not answer'}")
             _write_private(folder / _NOTE, f"{url}\n{' '.join(words)}")
             break
         except BaseException as error:
@@ -332,23 +333,6 @@ def _own_directory(path: Path) -> Path:
             return path.resolve()
     except OSError as error:
         raise ServerUnfit(f"--data-dir {path} cannot hold the server's data: {error.strerror}") from None
-
-
-def _until(
-    done: Callable[[], bool],
-    message: str,
-    child: subprocess.Popen[bytes] | None = None,
-    log: Path | None = None,
-    patience_s: float = START_S,
-) -> None:
-    """Poll until a server has started or ended: only its socket shows either. Raises NoServer."""
-    deadline = time.monotonic() + patience_s
-    while not done():
-        over = time.monotonic() > deadline
-        if over or (child and child.poll() is not None):
-            reason = last_lines(log) if log else ""
-            raise NoServer(f"the private server could not be {'started' if child else 'ended'}: {reason or message}")
-        time.sleep(0.01)
 
 
 def _answers(url: str, loading: bool = True) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from kvps.machine.files import private
 
 START_S = 15.0
 LOAD_S = 600.0  # a server with data loads it first
+_LOOK_AGAIN_S = 0.02
 
 
 def launched(
@@ -37,6 +39,17 @@ def launched(
         else:
             server.stdin.close()
     return server
+
+
+def comes_true(done: Callable[[], bool], patience_s: float, child: subprocess.Popen[bytes] | None = None) -> bool:
+    """Poll until `done` returns True. Return False if patience or the child, if there is one, has ended before that.
+
+    Servers, and nodes of a cluster, announce to nobody what they do.
+    """
+    deadline = time.monotonic() + patience_s
+    while not (holds := done()) and time.monotonic() < deadline and (child is None or child.poll() is None):
+        time.sleep(_LOOK_AGAIN_S)
+    return holds
 
 
 def quoted(text: str) -> str:

@@ -21,10 +21,11 @@ _WHERE = "SENTINEL GET-MASTER-ADDR-BY-NAME"
 class Watched:
     """Servers, one of which is the master, and the Sentinels that watch it. `password` is the servers'."""
 
-    def __init__(self, password: str = "") -> None:
+    def __init__(self, password: str = "", sentinel_password: str = "") -> None:
         self.servers: list[ServerProcess] = []
         self.sentinels: list[ServerProcess] = []
         self._password = password
+        self._option = f"?sentinel_password={sentinel_password}" if sentinel_password else ""
 
     def watch(self, sentinel: ServerProcess) -> None:
         """Have a Sentinel watch the master. It sees within a second that the master is dead."""
@@ -41,7 +42,7 @@ class Watched:
     def url(self) -> str:
         places = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
         login = f":{self._password}@" if self._password else ""
-        return f"redis+sentinel://{login}{places}/{NAME}"
+        return f"redis+sentinel://{login}{places}/{NAME}{self._option}"
 
     @property
     def master(self) -> ServerProcess:
@@ -110,7 +111,7 @@ def watched_servers(
     """
     program = tls_program() if certificate else server_program()
     with private_directory() as folder, ExitStack() as stack:
-        found = Watched(password)
+        found = Watched(password, sentinel_password)
 
         def begin(command: list[str], secret: str) -> ServerProcess:
             port = free_port()

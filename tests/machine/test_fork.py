@@ -188,10 +188,9 @@ ALONE = """if True:
     ("make", "create"),
     [
         ("with kvps.local({'a': np.zeros(3, np.float32)}, workers=2) as job:", "job.state()"),
-        pytest.param(
+        (
             "worker = kvps.from_env(); job = worker.create_job({'a': np.zeros(3, np.float32)})\n    with worker:",
             "worker.create_job({})",
-            marks=pytest.mark.slow,
         ),
     ],
 )

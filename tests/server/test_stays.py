@@ -85,7 +85,7 @@ def test_a_command_that_begins_when_it_ends_meets_it_or_starts_another(home: Pat
 
     found = set[int]()
     with ThreadPoolExecutor(2) as both:
-        for wait_s in (0.0, 0.1, 0.2, 0.25, 0.3, 0.4):
+        for wait_s in (0.0, 0.2, 0.25, 0.3):
             _left(0.1)
             found.update(both.map(look, (wait_s, wait_s)))
     assert found <= {0, 1}

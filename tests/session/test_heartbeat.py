@@ -47,6 +47,7 @@ def _holding(job: Job, seconds: float) -> Iterator[Popen]:
             worker.kill()
 
 
+@pytest.mark.slow
 def test_a_worker_that_holds_the_interpreters_lock_for_longer_than_the_timeout_lives(store: Store) -> None:
     """No thread of its process can give a sign of life meanwhile."""
     job = store.create_job("job", model(), worker_timeout_ms=4000)

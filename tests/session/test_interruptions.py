@@ -26,8 +26,8 @@ from kvps.protocol.plan import Plan
 from kvps.store import Store
 from kvps.transport import shared_memory
 
-ROUNDS, HALF, BEST = 10, 5, 4
-RATE = kvps.schedules.StepLR(0.1, every=4, factor=0.5)
+ROUNDS, HALF, BEST = 6, 3, 2
+RATE = kvps.schedules.StepLR(0.1, every=2, factor=0.5)
 MODES: dict[str, dict[str, Any]] = {
     "rounds": {"staleness": 0},
     "stale": {"staleness": 1},

@@ -8,9 +8,8 @@ from pathlib import Path
 import kvps_aggregator
 import numpy as np
 import pytest
-from helpers.arrays import assert_same_bits
 from helpers.digits_job import digits_job, proved, run_workers, task_gradient, training
-from helpers.harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
+from helpers.harness import aggregating, check_chain, gradient, model, staleness_used, work
 from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator.verify.contribution import Coding
@@ -20,7 +19,6 @@ from kvps_workers.training_loop import train
 import kvps
 from kvps.arrays.error_feedback import Residual
 from kvps.arrays.formats import format_of
-from kvps.arrays.layout import Layout
 from kvps.connection.client import Client
 from kvps.device.base import open_device
 from kvps.job import Job
@@ -31,7 +29,6 @@ from kvps.transport.weight_reader import PullRequest, Weights
 
 pytestmark = pytest.mark.contract
 
-LOSSY = ["bf16", "fp16", "int8", "topk:0.25"]
 PATIENT = {"worker_timeout_ms": 60_000}
 
 
@@ -40,24 +37,6 @@ def _gradients(job: Job) -> set[str]:
 
 
 # -- put -----------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_put_ahead_makes_the_same_weights(store: Store) -> None:
-    job = store.create_job("job", model(), workers=2, shards=3, optimizer=kvps.SGD(lr=0.05))
-
-    def step(session: Session, params: dict[str, np.ndarray], round_: int) -> dict[str, np.ndarray]:
-        grads = gradient(params, session.rank, round_)
-        ahead = list(reversed(grads))[: round_ % 4]  # as a backward pass ends with the first layer
-        for name in ahead:
-            session.put(name, grads.pop(name))
-        return grads
-
-    with aggregating(job):
-        work(job, 12, step, 2)
-        assert eventually(lambda: job.state().version == 12)
-    expected = plain_loop(model(), 2, 12, 0.05)
-    assert_same_bits(expected, job.snapshot()[1])
-    assert check_chain(job) == 12
 
 
 def test_chunks_leave_before_the_push(store: Store) -> None:
@@ -108,32 +87,9 @@ def test_mistakes_with_put_change_nothing(store: Store) -> None:
 # -- formats -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gradient_format", LOSSY)
-def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, gradient_format: str) -> None:
-    """Each worker's gradients go through the format with their residual; else nothing differs from fp32."""
-    job = store.create_job(
-        "job", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05), gradient_format=gradient_format
-    )
-    layout, format_ = Layout.of(model(), 2), format_of(gradient_format)
-    residuals = [Residual(format_, np.zeros(layout.size, np.float32)) for _ in range(2)]
-    coding = Coding(layout, format_)
-
-    def sent(rank: int, grads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        flat = np.concatenate([g.reshape(-1) for g in grads.values()])
-        return {name: a.copy() for name, a in layout.views(coding.decode(coding.encode(flat, residuals[rank]))).items()}
-
-    with aggregating(job):
-        work(job, 10, lambda session, params, round_: gradient(params, session.rank, round_), 2)
-        assert eventually(lambda: job.state().version == 10)
-    params = model()
-    for round_ in range(10):
-        grads = [sent(rank, gradient(params, rank, round_)) for rank in range(2)]
-        params = {n: params[n] - np.float32(0.05) * ((grads[0][n] + grads[1][n]) / np.float32(2)) for n in params}
-    assert_same_bits(params, job.snapshot()[1])
-
-
 @pytest.mark.parametrize(
-    ("gradient_format", "staleness"), [("bf16", -1), ("int8", 1), *slowly([("int8", -1), ("topk:0.1", 0)])]
+    ("gradient_format", "staleness"),
+    [("bf16", -1), ("int8", 1), ("topk:0.25", 0), *slowly([("int8", -1), ("fp16", 0)])],
 )
 def test_lossy_runs_are_replayed_bit_for_bit(
     store: Store, tmp_path: Path, gradient_format: str, staleness: int
@@ -303,7 +259,7 @@ def test_what_waits_for_others_is_fetched_early(store: Store, gradient_format: s
 
 @pytest.mark.parametrize("staleness", [0, *slowly([2])])
 def test_dead_bytes_become_those_that_come_next(store: Store, staleness: int) -> None:
-    """A large model's server holds as many bytes after thirty rounds as after five; none are left in the end."""
+    """A large model's server holds as many bytes after sixteen rounds as after five; none are left in the end."""
     params = {"x": np.zeros(700_000, np.float32)}
     settings = {"workers": 2, "shards": 2, "staleness": staleness, "reduction": "sum"} | PATIENT
     job = store.create_job("job", params, optimizer=kvps.SGD(lr=1.0, momentum=0.5), **settings)
@@ -316,9 +272,9 @@ def test_dead_bytes_become_those_that_come_next(store: Store, staleness: int) ->
 
     aggregator = threading.Thread(target=kvps_aggregator.serve, args=(job,), kwargs={"stop": stop})
     aggregator.start()
-    work(job, 30, step, 2)
+    work(job, 16, step, 2)
     aggregator.join(120)
-    assert check_chain(job) >= 15
+    assert check_chain(job) >= 8
     sets = 2 * (settings["staleness"] + 2)  # of gradients: of two workers, all that may wait and one on its way
     versions = 8  # 5.6 MB each: five fit into what a small job keeps, one is made, one is reused
     assert max(held) <= 4 * sets + versions * (2 * 4 + 2), "four chunks each, and two manifests"

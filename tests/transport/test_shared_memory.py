@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import kvps_run
 from helpers.harness import aggregating, check_chain, gradient, model, work
 from helpers.internals import segments_of
 from helpers.shared_memory import LARGE, OVER_SHM, bits, committed, segment_names
@@ -30,7 +29,7 @@ def test_it_makes_no_difference_to_a_bit_how_arrays_move(store: Store, optimizer
     def quick(session: Session, params: dict[str, np.ndarray], round_: int) -> dict[str, np.ndarray]:
         return {name: (np.float32(0.1) * value + session.rank - round_) for name, value in params.items()}
 
-    start = {"a": np.linspace(-1, 1, 1_200_000, dtype=np.float32), **model()}
+    start = {"a": np.linspace(-1, 1, 600_000, dtype=np.float32), **model()}
     jobs = []
     for transport in ("redis", "shm"):
         settings = {**OVER_SHM, "transport": transport}
@@ -54,9 +53,9 @@ def test_the_weights_are_exactly_the_sum_of_what_was_acknowledged(store: Store, 
     settings = {"workers": 3, "staleness": staleness, "reduction": "sum", "optimizer": kvps.SGD(lr=1.0)}
     job = store.create_job("job", ones, **settings, **OVER_SHM)
     with aggregating(job):
-        work(job, 40, lambda session, params, round_: {"x": np.full(300_000, -1, np.float32)}, 3)
-        assert eventually(lambda: sum(job.state().clock.values()) == 120)
-    assert (job.snapshot()[1]["x"] == 120).all()
+        work(job, 20, lambda session, params, round_: {"x": np.full(300_000, -1, np.float32)}, 3)
+        assert eventually(lambda: sum(job.state().clock.values()) == 60)
+    assert (job.snapshot()[1]["x"] == 60).all()
 
 
 # -- without a copy ------------------------------------------------------------------------------------------------
@@ -112,13 +111,13 @@ def test_pulled_weights_stay_as_they_are_however_many_versions_are_committed(sto
         del gone
         held, at = slow.pull()["x"], slow.version
         before = held.copy()
-        for _ in range(100):
+        for _ in range(40):
             quick.pull()
             quick.push({"x": np.full(600_000, -1, np.float32)})
-        assert eventually(lambda: job.state().version >= at + 50)
+        assert eventually(lambda: job.state().version >= at + 20)
         assert held.tobytes() == before.tobytes()
         assert (kept == before[10:20]).all()
-        assert slow.pull()["x"][0] >= 25
+        assert slow.pull()["x"][0] >= 10
 
 
 # -- checkpoints, proofs -------------------------------------------------------------------------------------------
@@ -154,18 +153,7 @@ def test_a_checkpoint_is_made_of_memory_and_restored_anywhere(store: Store, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
-def test_up_over_shared_memory_under_fire_is_replayed(home: Path) -> None:
-    command = [sys.executable, "-m", "kvps", "up", "digits", "--transport", "shm"]
-    done = subprocess.run([*command, "--kill-every", "0.8", "--epochs", "20"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ", 0 lost, 0 twice, replay identical" in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked")
-def test_status_says_where_the_arrays_are(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_says_where_the_arrays_are(store: Store) -> None:
     store.create_job("job", model(), **OVER_SHM)
-    command = [sys.executable, "-m", "kvps", "status", "job", "--redis", store.url]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = kvps_run("status", "job", "--redis", store.url).stdout
     assert f"arrays in the shared memory of {process.host()}; Redis has version 0" in said
