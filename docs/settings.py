@@ -1,14 +1,17 @@
-"""Writes what is made from the table of a job's settings: docs/settings.md, and the keywords of calls."""
+"""Writes what is made from the table of settings and from the optimizers: pages, and the keywords of calls."""
 
 from __future__ import annotations
 
+import re
 import textwrap
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 from kvps.config import SPECS, Spec
-from kvps.optim import Optimizer
+from kvps.optim import OPTIMIZERS, Optimizer
 
-PAGE, KEYWORDS = Path("docs/settings.md"), Path("kvps/config/job_settings.py")
+_IN_EACH = {f.name for f in fields(Optimizer)} | {"weight_decay"}
 PAGE_HEAD = """# Settings of a job
 
 A job's settings are chosen when it is created, and stay. This table is made from
@@ -68,6 +71,36 @@ def _default(spec: Spec) -> str:
     return "kvps.SGD()" if isinstance(spec.default, Optimizer) else repr(spec.default).replace("'", '"')
 
 
+def optimizers(page: str) -> str:
+    """Return docs/optimizers.md with a row for each rule."""
+    rows = "".join(map(_rule, OPTIMIZERS.values()))
+    return re.sub(r"(\| `kvps\.[^\n]*\n)+", lambda _: rows, page, count=1)
+
+
+def _rule(kind: type[Optimizer]) -> str:
+    own = ", ".join(f"`{f.name}`" for f in fields(kind) if f.name not in _IN_EACH)
+    torch_has = f"`{kind.torch_name}`" if kind.torch_name else f"none; {kind.paper}"
+    return f"| `kvps.{kind.__name__}` | {torch_has} | {own} |\n"
+
+
+def reference(page: str) -> str:
+    """Return docs/api/kvps.md with an entry for each rule."""
+    entry = "::: kvps.{}\n    options:\n      merge_init_into_class: true\n      members: []\n\n"
+    entries = "".join(entry.format(kind.__name__) for kind in OPTIMIZERS.values())
+    return re.sub(
+        r"(?<=\(schedules\.md\)\.\n\n).*?(?=::: kvps\.ParameterGroup)", lambda _: entries, page, flags=re.DOTALL
+    )
+
+
+MADE: dict[str, Callable[[str], str]] = {
+    "docs/settings.md": lambda _: page(),
+    "kvps/config/job_settings.py": lambda _: keywords(),
+    "docs/optimizers.md": optimizers,
+    "docs/api/kvps.md": reference,
+}
+"""Each file, and what makes it of the file as it is."""
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
-    KEYWORDS.write_text(keywords())
+    for name, made in MADE.items():
+        path = Path(name)
+        path.write_text(made(path.read_text()))

@@ -163,7 +163,8 @@ def _instead(name: str, value: object) -> str:
     if name in GONE:
         return GONE[name]
     rate = "lr" if name == "learning_rate" else name
-    for kind in optim.OPTIMIZERS.values():
+    kinds: Iterable[type[optim.Optimizer]] = (optim.SGD, *optim.OPTIMIZERS.values())
+    for kind in kinds:
         if rate in {f.name for f in fields(kind)}:
             return f"give optimizer=kvps.{kind.__name__}({rate}={value if isinstance(value, int | float) else '...'})"
     near = difflib.get_close_matches(name, SPECS, 1)

@@ -18,8 +18,8 @@ class JobSettings(TypedDict, total=False):
     shards: int
     """Default 1. Into how many parts the parameters are cut."""
     optimizer: Optimizer | str
-    """Default kvps.SGD(). How the aggregator updates the weights: sgd, adagrad, adadelta, rmsprop, adam, adamw, nadam,
-    adamax, lion, yogi, delayed-nesterov; as in sgd:momentum=0.9."""
+    """Default kvps.SGD(). How the aggregator updates the weights: adadelta, adagrad, adam, adamw, adamax, delayed-
+    nesterov, lion, nadam, rmsprop, sgd, yogi; as in sgd:momentum=0.9."""
     local_steps: int
     """Default 1. How many steps a worker takes with an optimizer of its own between two pulls."""
     fragments: int

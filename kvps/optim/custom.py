@@ -27,8 +27,10 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from kvps.arrays.layout import Array
 from kvps.errors import InvalidSetting, shown
 from kvps.optim import user_code
+from kvps.optim.arithmetic import State
 from kvps.optim.optimizer import Optimizer, ParameterGroup
 from kvps.optim.schedules import Schedule
 from kvps.optim.settings import is_number, require
@@ -66,7 +68,7 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class CustomOptimizer(Optimizer):
+class CustomOptimizer(Optimizer, is_rule=False):
     """The settings of an optimizer of the user's own; `custom` makes one.
 
     name         ``module:Class``, of a module in the current directory of whoever computes
@@ -143,21 +145,15 @@ class CustomOptimizer(Optimizer):
         require(callable(step), f"{self._title} is no optimizer: it lacks the method step")
         return rule, self._checked_slots(slots)
 
-    def step(
-        self,
-        weights: Any,
-        gradient: Any,
-        state: Mapping[str, Any],
-        out: Any,
-        state_out: Mapping[str, Any],
-        lr: float,
-        version: int,
-        xp: Any,
-    ) -> None:
+    def prepare(self) -> None:
+        _ = self.rule
+        super().prepare()
+
+    def step(self, w: Array, g: Array, state: State, out: Array, state_out: State, lr: float, t: int, xp: Any) -> None:
         """Have the user's rule make a step; see `Rule.step`. Raises InvalidSetting for its errors."""
         rule, state = self.rule, {slot: _read_only(array) for slot, array in state.items()}
         with self._blamed():
-            rule.step(_read_only(weights), gradient, state, out, state_out, lr, version, xp)
+            rule.step(_read_only(w), g, state, out, state_out, lr, t, xp)
 
     def _blamed(self) -> AbstractContextManager[None]:
         return user_code.blamed("optimizer", self.name, InvalidSetting)

@@ -1,14 +1,22 @@
-"""What all optimizers have: a learning rate, and groups of parameters with settings of their own."""
+"""What all optimizers have: a learning rate, a step, and groups of parameters with settings of their own.
+
+Every operation of a step is elementwise and in float32, in the order of PyTorch's single-tensor optimizers. So a run
+can be compared with DistributedDataParallel, and cutting a shard into stretches changes no bit.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+
+from kvps.arrays.layout import Array
 from kvps.errors import InvalidSetting, shown
+from kvps.optim.arithmetic import State, f32
 from kvps.optim.schedules import Schedule
 from kvps.optim.settings import Setting, require
 from kvps.parsing import MOST_TEXT, names_like
@@ -16,6 +24,8 @@ from kvps.parsing import MOST_TEXT, names_like
 MOST_GROUPS = 1_024
 MOST_NAMES = 1 << 16
 """The most names and patterns of a group."""
+OPTIMIZERS: dict[str, type[Optimizer]] = {}
+"""The rules of kvps, each by its kind."""
 
 
 @dataclass(frozen=True, init=False)
@@ -59,12 +69,26 @@ class Optimizer(Setting):
     clip_norm  if above 0, the most that the norm of the reduced gradient of all parameters may have: one that has more
                is scaled down to it, before the rule is applied
     groups    parameters with other settings; of several groups that match a parameter, the first one has it
+
+    A rule of kvps says too:
+
+    kind        its name on a command line and in Redis
+    torch_name  the name of the class of torch.optim that steps in the same way; "" if there is none
+    torch_only  the settings that only that class has, each with the value at which it changes nothing
+    paper       for docs/optimizers.md, what the rule is held against if PyTorch does not have it
     """
 
+    torch_name: ClassVar[str] = ""
+    torch_only: ClassVar[Mapping[str, Any]] = {}
+    paper: ClassVar[str] = ""
     lr: float | Schedule
     maximize: bool = field(default=False, kw_only=True)
     clip_norm: float = field(default=0.0, kw_only=True)
     groups: tuple[ParameterGroup, ...] = field(default=(), kw_only=True)
+
+    def __init_subclass__(cls, is_rule: bool = True) -> None:
+        if is_rule:
+            OPTIMIZERS[cls.kind] = cls
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,6 +118,27 @@ class Optimizer(Setting):
     def counts_steps(self) -> bool:
         """Whether a step depends on how many there were before it, besides the learning rate."""
         return False
+
+    def prepare(self) -> None:
+        """Import code of the user's own now, and not at the first step. Raises InvalidSetting."""
+        for group in self._of_groups:
+            group.prepare()
+
+    def update(
+        self, w: Array, g: Array, state: State, out: Array, state_out: State, lr: float, t: int, xp: Any = np
+    ) -> None:
+        """Make step `t`, counted from 1, with the gradient `g` and learning rate `lr`, on arrays of the module `xp`.
+
+        `g` is overwritten, and `out` is scratch before it gets the next weights. So no rule makes a temporary array: a
+        large one would be fresh memory, page by page, for every chunk.
+        """
+        if self.maximize:
+            xp.multiply(g, f32(-1), out=g)
+        self.step(w, g, state, out, state_out, lr, t, xp)
+
+    def step(self, w: Array, g: Array, state: State, out: Array, state_out: State, lr: float, t: int, xp: Any) -> None:
+        """Step down the gradient, as `update`: read the weights `w` and the state, write the next ones."""
+        raise NotImplementedError
 
     def lr_at(self, progress: float) -> float:
         """Return the learning rate after `progress` committed contributions per worker."""

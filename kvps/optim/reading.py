@@ -9,8 +9,7 @@ from typing import Any
 from kvps.errors import InvalidSetting, shown
 from kvps.optim import schedules, user_code
 from kvps.optim.custom import CustomOptimizer
-from kvps.optim.optimizer import MOST_GROUPS, Optimizer, ParameterGroup
-from kvps.optim.rules import OPTIMIZERS
+from kvps.optim.optimizer import MOST_GROUPS, OPTIMIZERS, Optimizer, ParameterGroup
 from kvps.optim.settings import build, require
 
 _COMMON = ("lr", "maximize", "clip_norm")  # what a command line may set of every optimizer

@@ -37,7 +37,7 @@ def optimizer(
         raise InvalidSetting(f"optimizer must be one of torch.optim, not {type(optimizer).__name__}")
     params = trained(model)
     if type(optimizer) not in _KINDS:
-        has = ", ".join(kind.__name__ for kind in _KINDS)
+        has = ", ".join(sorted(kind.__name__ for kind in _KINDS))
         kind = type(optimizer).__name__
         raise InvalidSetting(
             f"kvps has no {kind}: of torch.optim it has {has}; any other may take local steps, as inner="
@@ -78,25 +78,17 @@ def _check_begins(optimizer: torch.optim.Optimizer) -> None:
 
 _PASSED_OVER = {"params", "param_names", "name", "foreach", "fused", "capturable", "differentiable"} | OF_SCHEDULERS
 """Settings that do not change the result, and what schedulers change or remember in a group."""
-_KINDS: dict[type[torch.optim.Optimizer], tuple[type[optim.Optimizer], dict[str, Any]]] = {
-    torch.optim.SGD: (optim.SGD, {}),
-    torch.optim.Adagrad: (optim.Adagrad, {"initial_accumulator_value": 0}),
-    torch.optim.Adadelta: (optim.Adadelta, {}),
-    torch.optim.RMSprop: (optim.RMSprop, {}),
-    torch.optim.Adam: (optim.Adam, {"decoupled_weight_decay": False}),
-    torch.optim.AdamW: (optim.AdamW, {"decoupled_weight_decay": True}),
-    torch.optim.NAdam: (optim.NAdam, {}),
-    torch.optim.Adamax: (optim.Adamax, {}),
+_KINDS: dict[type[torch.optim.Optimizer], type[optim.Optimizer]] = {
+    getattr(torch.optim, kind.torch_name): kind for kind in optim.OPTIMIZERS.values() if kind.torch_name
 }
-"""The rule of kvps, and settings that it does not have, with the value at which each has no effect. All other settings
-have the same names, but for betas."""
+"""The rule of kvps for each class. Settings have the same names, but for betas."""
 
 
 def _settings(
     optimizer: torch.optim.Optimizer, params: Parameters, rates: Sequence[float | schedules.Schedule], clip_norm: float
 ) -> optim.Optimizer:
     """Return the settings of the first group, and what the others have different. `rates` has one rate a group."""
-    kind, _ = _KINDS[type(optimizer)]
+    kind = _KINDS[type(optimizer)]
     names = {id(parameter): name for name, parameter in params.items()}
     first: dict[str, Any] = {}
     others: dict[Any, list[str]] = {}  # names of parameters, by what their group has different
@@ -115,15 +107,16 @@ def _settings(
 
 def _of_group(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group, without its learning rate. Raises InvalidSetting."""
-    kind_name, (kind, neutral) = type(optimizer).__name__, _KINDS[type(optimizer)]
+    kind_name, kind = type(optimizer).__name__, _KINDS[type(optimizer)]
     known = {field.name for field in fields(kind)}
     settings: dict[str, Any] = {}
     for name, value in ((name, number(value)) for name, value in group.items() if name not in _PASSED_OVER):
         if name == "betas":
             settings["beta1"], settings["beta2"] = map(number, value)
-        elif name in neutral:
-            if value != neutral[name]:
-                raise InvalidSetting(f"{kind_name} with {name}={value} is not in kvps: leave it at {neutral[name]}")
+        elif name in kind.torch_only:
+            if value != kind.torch_only[name]:
+                neutral = kind.torch_only[name]
+                raise InvalidSetting(f"{kind_name} with {name}={value} is not in kvps: leave it at {neutral}")
         elif name in known:
             settings[name] = value
         else:

@@ -20,7 +20,7 @@ from kvps.store import Store
     [
         (["up", "digits", "--staleness", "-2"], "staleness"),
         (["up", "digits", "--workers", "many"], "--workers"),
-        (["up", "digits", "--optimizer", "sdg"], "sgd, adagrad, adadelta, rmsprop, adam, adamw, nadam"),
+        (["up", "digits", "--optimizer", "sdg"], "use one of adadelta, adagrad, adam, adamw, adamax"),
         (["up", "digits", "--slow", "w0=fast"], "factor"),
         (["up", "digits", "--job", "a b"], "1 to 64"),
         (["up", "digits", "--listen", "6379"], "HOST:PORT"),

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from helpers import hostcupy
 from helpers.harness import (
-    GROUPED,
-    OPTIMIZERS,
     Params,
     a_plan,
     aggregating,
@@ -23,6 +21,7 @@ from helpers.harness import (
     model,
     work,
 )
+from helpers.optimizers import GROUPED, OPTIMIZERS
 from helpers.slowly import slowly
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays

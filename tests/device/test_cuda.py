@@ -12,8 +12,6 @@ import kvps_aggregator
 import numpy as np
 import pytest
 from helpers.harness import (
-    GROUPED,
-    OPTIMIZERS,
     Params,
     a_plan,
     aggregating,
@@ -23,6 +21,7 @@ from helpers.harness import (
     large_model,
     work,
 )
+from helpers.optimizers import GROUPED, OPTIMIZERS
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_workers import load_task

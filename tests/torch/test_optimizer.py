@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.ddp import net, weights_of
+from helpers.optimizers import OPTIMIZERS
 from helpers.stepping import Params, stepped
 from torch import nn
 from torch.optim import lr_scheduler
@@ -19,24 +22,12 @@ import kvps.torch
 STEPS = 60
 
 Make = Callable[[Any], torch.optim.Optimizer]
-RULES: dict[str, Make] = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
-    "sgd, nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
-    "sgd, dampened": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3, maximize=True),
-    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, weight_decay=0.01, lr_decay=0.1),
-    "adadelta": lambda p: torch.optim.Adadelta(p, weight_decay=0.01),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, weight_decay=0.01),
-    "rmsprop, centered": lambda p: torch.optim.RMSprop(p, lr=0.001, momentum=0.9, centered=True),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99), weight_decay=0.01),
-    "adam, amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, maximize=True),
-    "adam, no first moment": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.0, 0.9)),
-    "adam, short memory": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.3, 0.5)),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, eps=1e-6),
-    "nadam": lambda p: torch.optim.NAdam(p, weight_decay=0.01),
-    "nadam, decoupled": lambda p: torch.optim.NAdam(p, weight_decay=0.01, decoupled_weight_decay=True),
-    "adamax": lambda p: torch.optim.Adamax(p, weight_decay=0.01),
-    "adamax, no first moment": lambda p: torch.optim.Adamax(p, betas=(0.0, 0.9)),
-}
+RULES = [
+    *(each for each in OPTIMIZERS if each.torch_name),
+    kvps.Adam(0.01, beta1=0.0, beta2=0.9),
+    kvps.Adam(0.01, beta1=0.3, beta2=0.5),
+    kvps.Adamax(beta1=0.0, beta2=0.9),
+]
 FAR = 8
 """Units in the last place of a tensor's largest weight; the most that was seen is 5. PyTorch multiplies and adds in one
 instruction on a CPU, and rounds once; kvps rounds twice, as every processor can. Its square roots may be wrong in the
@@ -81,12 +72,21 @@ def two_groups(model: nn.Module, make: Make, **of_second: Any) -> torch.optim.Op
     return make([{"params": first}, {"params": second, "name": "no decay"} | of_second])
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_each_rule_steps_as_pytorchs(rule: str) -> None:
+def twin(rule: kvps.Optimizer, parameters: Any) -> torch.optim.Optimizer:
+    """Return PyTorch's optimizer that steps as a rule."""
+    settings = {f.name: getattr(rule, f.name) for f in fields(rule) if f.name not in ("groups", "clip_norm")}
+    if "beta1" in settings:
+        settings["betas"] = settings.pop("beta1"), settings.pop("beta2")
+    made: torch.optim.Optimizer = getattr(torch.optim, rule.torch_name)(parameters, **settings)
+    return made
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_each_rule_steps_as_pytorchs(rule: kvps.Optimizer) -> None:
     model = net()
-    optimizer = RULES[rule](model.parameters())
-    ended = by_kvps(model, kvps.torch.optimizer(model, optimizer))
-    assert_near(ended, by_pytorch(model, optimizer))
+    optimizer = twin(rule, model.parameters())
+    assert kvps.torch.optimizer(model, optimizer) == rule
+    assert_near(by_kvps(model, rule), by_pytorch(model, optimizer))
 
 
 EXACT: list[Make] = [
@@ -108,16 +108,16 @@ def test_where_products_are_exact_the_bits_are_pytorchs(number: int) -> None:
 
 
 def test_groups_differ_in_any_setting() -> None:
-    for make, other in (
-        (RULES["adagrad"], {"lr": 0.003, "weight_decay": 0.0}),
-        (RULES["adam"], {"betas": (0.5, 0.9), "eps": 1e-4}),
-        (RULES["sgd, nesterov"], {"momentum": 0.0, "nesterov": False}),
-        (RULES["sgd"], {"momentum": 0.7}),
-        (RULES["adam"], {"amsgrad": True}),
-        (RULES["rmsprop"], {"momentum": 0.5, "centered": True, "maximize": True}),
+    for rule, other in (
+        (kvps.Adagrad(0.05, weight_decay=0.01, lr_decay=0.1), {"lr": 0.003, "weight_decay": 0.0}),
+        (kvps.Adam(0.01, beta1=0.8, weight_decay=0.01), {"betas": (0.5, 0.9), "eps": 1e-4}),
+        (kvps.SGD(0.05, 0.9, True, 0.01), {"momentum": 0.0, "nesterov": False}),
+        (kvps.SGD(0.05), {"momentum": 0.7}),
+        (kvps.Adam(0.01, weight_decay=0.01), {"amsgrad": True}),
+        (kvps.RMSprop(weight_decay=0.01), {"momentum": 0.5, "centered": True, "maximize": True}),
     ):
         model = net()
-        optimizer = two_groups(model, make, **other)
+        optimizer = two_groups(model, partial(twin, rule), **other)
         converted = kvps.torch.optimizer(model, optimizer)
         assert [group.names for group in converted.groups] == [("1.weight", "1.bias", "3.bias")]
         assert_near(by_kvps(model, converted), by_pytorch(model, optimizer))
@@ -159,7 +159,7 @@ def test_groups_with_the_same_settings_are_one_and_names_stand_for_themselves() 
 )
 def test_a_schedule_changes_each_groups_own_rate(scheduled: Callable[[Any], Any]) -> None:
     model = net()
-    optimizer = two_groups(model, RULES["adamw"], lr=0.003)
+    optimizer = two_groups(model, partial(twin, kvps.AdamW(0.01, weight_decay=0.1, eps=1e-6)), lr=0.003)
     scheduler = scheduled(optimizer)
     ended = by_kvps(model, kvps.torch.optimizer(model, optimizer, scheduler, steps=STEPS))
     assert_near(ended, by_pytorch(model, optimizer, scheduler))

@@ -435,7 +435,7 @@ def optimizer_refusals() -> Iterator[Any]:
         return sgd, s.StepLR(sgd, 3), 0
 
     yield lambda m: "sgd", "one of torch.optim, not str"
-    yield lambda m: o.Rprop(m.parameters()), "kvps has no Rprop: of torch.optim it has SGD, Adagrad, Adadelta"
+    yield lambda m: o.Rprop(m.parameters()), "kvps has no Rprop: of torch.optim it has Adadelta, Adagrad, Adam"
     yield lambda m: o.Adam(m.parameters(), eps=0.0), "adam: eps must be above 0"
     yield lambda m: o.Adagrad(m.parameters(), initial_accumulator_value=0.1), "Adagrad with initial_accumulator_value"
     yield lambda m: o.SGD([{"params": m.parameters(), "scale": 3}]), "scale=3, a setting that kvps does not know"

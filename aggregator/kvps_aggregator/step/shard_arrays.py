@@ -22,7 +22,7 @@ from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout, Piece
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.errors import NotFinite
-from kvps.optim import CustomOptimizer, Optimizer, update_rules
+from kvps.optim import CustomOptimizer, Optimizer
 from kvps.protocol.plan import Plan
 from kvps_aggregator.step import reduce
 
@@ -51,7 +51,7 @@ class ShardArrays:
 
     def __init__(self, config: JobConfig, layout: Layout, number: int, xp: Any = np) -> None:
         """Raises InvalidSetting for an optimizer or a reduction of the user's own that is not found here."""
-        update_rules.prepare(config.optimizer)
+        config.optimizer.prepare()
         reduce.prepare(config.reduction)
         self.chunks = layout.chunks[number]
         self.low, self.high = layout.shard_range(number)
@@ -176,7 +176,7 @@ class ShardArrays:
         lr = self._config.optimizer.lr_of(settings, progress, plan.lr)
         weights, out = self.weights[part_of], self.next_weights[part_of]
         with np.errstate(over="ignore", invalid="ignore"):  # the check tells of it
-            update_rules.update(settings, lr, step, weights, gradient, state, out, state_out, self._xp)
+            settings.update(weights, gradient, state, out, state_out, lr, step, self._xp)
         self._check_finite(settings, part_of.start, {"weights": out, **state_out})
         for slot in self._config.optimizer.slots:
             if slot not in state:  # only other groups need it

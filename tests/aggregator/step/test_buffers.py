@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import hostcupy
-from helpers.harness import OPTIMIZERS, aggregating, any_floats, gradient, work
+from helpers.harness import aggregating, any_floats, gradient, work
+from helpers.optimizers import OPTIMIZERS
 from kvps_aggregator.step.device_step import DeviceStep
 from kvps_aggregator.step.reduce import reduce_buffers
 from kvps_aggregator.step.shard_arrays import ShardArrays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers.arrays import assert_same_bits
-from helpers.harness import OPTIMIZERS
+from helpers.optimizers import OPTIMIZERS
 from helpers.stepping import stepped
 
 from kvps.optim import Optimizer

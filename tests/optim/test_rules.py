@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from helpers.harness import OPTIMIZERS
+from helpers.optimizers import OPTIMIZERS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,6 @@ from kvps import optim
 from kvps.arrays.digest import chunked, weights_sha256
 from kvps.arrays.layout import CHUNK_ITEMS, Layout
 from kvps.config import JobConfig, Metadata
-from kvps.optim import update_rules
 
 LONG = 200
 DELAYED = [
@@ -106,7 +105,7 @@ def _stepped(
     weights = weights.view()
     weights.flags.writeable = False
     out, state_out = np.empty_like(weights), {slot: np.empty_like(array) for slot, array in state.items()}
-    update_rules.update(optimizer, optimizer.lr_at(0), step, weights, gradient, state, out, state_out)
+    optimizer.update(weights, gradient, state, out, state_out, optimizer.lr_at(0), step)
     return out, state_out
 
 
@@ -150,6 +149,10 @@ def test_a_zero_gradient_leaves_lion_where_it_is() -> None:
     np.testing.assert_array_equal(weights, [0, 0, -1, 1, -1, 1])
 
 
+def test_each_rule_is_tried() -> None:
+    assert {type(each) for each in OPTIMIZERS} == set(optim.OPTIMIZERS.values())
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
     rng = np.random.default_rng(1)
@@ -160,9 +163,8 @@ def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
         out, grad = np.empty_like(weights), gradient.copy()
         state_out = {slot: np.empty_like(array) for slot, array in state.items()}
         for low, high in zip([0, *cuts], [*cuts, 1001], strict=True):
-            parts = ({k: v[low:high] for k, v in s.items()} for s in (state, state_out))
-            old, new = parts
-            update_rules.update(optimizer, 0.1, 3, weights[low:high], grad[low:high], old, out[low:high], new)
+            old, new = ({k: v[low:high] for k, v in s.items()} for s in (state, state_out))
+            optimizer.update(weights[low:high], grad[low:high], old, out[low:high], new, 0.1, 3)
         return out.tobytes() + b"".join(v.tobytes() for v in state_out.values())
 
     assert stepped([]) == stepped([1, 7, 500, 999])
