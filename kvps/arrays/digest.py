@@ -55,6 +55,8 @@ def shard_digests(layout: Layout, flat: Array) -> list[str]:
 
 def finite(array: Flat) -> bool:
     """Return whether a flat array has no NaN or Inf. Reads pieces that fit the cache, or on a device all at once."""
+    if isinstance(array, np.ndarray) and math.isfinite(_square_sum(array)):
+        return True  # in two thirds of the time; the sum of very large items is Inf too
     step = _CACHED_ITEMS if isinstance(array, np.ndarray | PendingArray) else max(1, array.size)
     return all(bool(np.isfinite(array[i : i + step]).all()) for i in range(0, array.size, step))
 
@@ -62,7 +64,7 @@ def finite(array: Flat) -> bool:
 def finite_square_sum(array: Flat) -> float:
     """Return the sum of the squares of a flat array, to the precision of float32.
 
-    It is NaN if an item is not finite, and Inf if finite items have too large a sum. It takes less time than `finite`.
+    It is NaN if an item is not finite, and Inf if finite items have too large a sum.
     """
     total = _square_sum(array) if isinstance(array, np.ndarray) else float((array * array).sum())
     return math.nan if math.isinf(total) and not finite(array) else total

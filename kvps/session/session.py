@@ -30,13 +30,14 @@ from kvps.protocol.answers import Joined, UnitDone
 from kvps.protocol.job_state import RoundState
 from kvps.protocol.phases import COMPUTE, FETCH, OTHER, PUSH, WAIT
 from kvps.session.buffers import GradientBuffers
+from kvps.session.delivery import Delivery, Header
 from kvps.session.encoder import Encoder
 from kvps.session.inner_state import to_bytes
 from kvps.session.iteration import iteration_timer
 from kvps.session.membership import Membership
 from kvps.session.missing import with_zeros
 from kvps.session.pull import Pulled, WeightPull
-from kvps.session.push import Header, Push, PushState
+from kvps.session.push import Push, PushState
 from kvps.session.round import Round
 from kvps.session.units import Units
 from kvps.session.upload import Gradients
@@ -72,7 +73,7 @@ class Session:
         self._timer = iteration_timer(access)
         self._membership = Membership(access, worker, joined, self._timer)
         self._encoder = Encoder(access, self._membership, joined.residual)
-        self._uploads = access.transport.uploads(worker, joined.incarnation, self._encoder.sizes)
+        self._delivery = Delivery(access, self._membership, self._encoder.sizes)
         self._weights = WeightPull(access, access.transport, device, prefetch)
         self._reader = access.reader
         self._round = Round(self._new_push())
@@ -362,7 +363,7 @@ class Session:
         return check_weight(weight, self._access.config.reduction)
 
     def _new_push(self) -> Push:
-        return Push(self._access, self._membership, self._uploads, self._encoder)
+        return Push(self._access, self._membership, self._encoder, self._delivery)
 
     def _check_may_push(self) -> None:
         """Raise WrongOrder if a push has used the last pull, or a unit is missing."""
@@ -402,7 +403,7 @@ class Session:
         with contextlib.suppress(KvpsError):  # the next call raises it too
             self._round.push.forget()
         self._weights.close()
-        self._uploads.release(me.settled)
+        self._delivery.release()
         try:
             residual = self._encoder.save(kept) if comes_back else ""
         finally:

@@ -6,11 +6,10 @@ A job's transport is chosen once, when the job is opened (`kvps.transport.openin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.layout import Array
-from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.shared_memory import WritableSegment
 from kvps.transport.version_reader import VersionReader
@@ -24,20 +23,17 @@ class ChunkUpload(ABC):
 
     keys       the keys that the chunks have in Redis; empty if they are not in Redis
     immediate  whether chunks may leave before all of them are there; if not, arrays that were put may change until then
+    held       the (key, value) of chunks that are to be stored in one step with the command that accepts them
     """
 
     keys: list[str]
     immediate: bool
+    held: Sequence[tuple[str, Buffers]] = ()
 
     @property
     def missing(self) -> int:
         """How many chunks are not known to have arrived. Any thread may ask."""
         return 0
-
-    @property
-    def with_command(self) -> Call | None:
-        """A function that stores all chunks and runs a command in one step; None if chunks are stored before it."""
-        return None
 
     @abstractmethod
     def send(self, number: int, value: Buffers) -> str:

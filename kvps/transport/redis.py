@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from functools import partial
 from itertools import chain
 
 from kvps.arrays.digest import Buffers, digest_of
@@ -12,7 +11,6 @@ from kvps.arrays.layout import Array
 from kvps.arrays.weight_view import has_view
 from kvps.connection.client import Client
 from kvps.errors import WrongOrder
-from kvps.protocol.lua_scripts import Call
 from kvps.transport.access import JobAccess
 from kvps.transport.base import ChunkUpload, Transport, Uploads
 from kvps.transport.host_pull import HostPull
@@ -66,16 +64,17 @@ class _Dropped(Exception):
 
 class RedisUpload(ChunkUpload):
     """The upload of one contribution, whose chunks become the values of keys: `key_of` is number -> key. If it is
-    `live`, they may be sent without asking first whether it was accepted. A `whole` one is sent together with the
+    `live`, they may be sent without asking first whether it was accepted. A `whole` one is held for the
     command that accepts it."""
 
     def __init__(self, client: Client, key_of: Mapping[int, str], live: bool, whole: bool) -> None:
         self.keys = list(key_of.values())
         self._key_of = key_of
-        self._live, self._whole = live, whole
+        self._live = live
         self.immediate = live and not whole
         self._client = client
         self._items: list[tuple[str, Buffers]] = []
+        self.held = self._items if whole else ()
         self._stored: set[str] = set()
         self._digests: list[str] = []
         self._sending = ExitStack()
@@ -85,10 +84,6 @@ class RedisUpload(ChunkUpload):
     @property
     def missing(self) -> int:
         return len(self.keys) - len(self._stored)
-
-    @property
-    def with_command(self) -> Call | None:
-        return partial(self._client.put_and_call, self._items, cuts=False) if self._whole else None
 
     def send(self, number: int, value: Buffers) -> str:
         self._digests.append(digest_of(value))

@@ -36,3 +36,4 @@ def test_a_sum_that_overflows_is_not_taken_for_an_item_that_is_not_finite() -> N
     array = np.full(ITEMS, 3e38, np.float32)
     assert finite_square_sum(array) == math.inf
     assert finite(array)
+    assert finite(array[:0])

@@ -142,8 +142,6 @@ def test_a_slice_waits_for_its_last_item_and_no_more() -> None:
 class Noted:
     """Says what a chunk held when it was to leave, and how much had come by then."""
 
-    with_command = None
-
     def __init__(self) -> None:
         self.sent: list[tuple[int, int]] = []
 

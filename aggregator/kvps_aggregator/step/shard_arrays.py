@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvps.arrays.digest import digest_of, finite_square_sum, fold, view
+from kvps.arrays.digest import digest_of, finite, fold, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout, Piece
 from kvps.arrays.weight_view import VIEW, advance
@@ -186,7 +186,7 @@ class ShardArrays:
         """Raise NotFinite, with the parameter's name, if an array that a step has made of finite ones holds NaN or Inf.
         The arrays begin with item `start` of this shard."""
         for what, array in made.items():
-            if not math.isnan(finite_square_sum(array)):
+            if finite(array):
                 continue
             item = self.low + start + int(np.flatnonzero(~np.isfinite(array))[0])
             parameter = next(p.name for p in self._layout.parameters if item < p.stop)
