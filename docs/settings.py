@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from kvps.config import SPECS, Spec
+from kvps.config.metadata import METADATA
 from kvps.optim import OPTIMIZERS, Optimizer
 
 _IN_EACH = {f.name for f in fields(Optimizer)} | {"weight_decay"}
@@ -24,6 +25,15 @@ times are in seconds, `workers` is 3 unless it is given, and `batch_size` and `e
 settings are keywords of `create_job`, `kvps.local` and `kvps.JobConfig`.
 
 | setting | option | default | values | what it decides |
+| --- | --- | --- | --- | --- |
+"""
+NOTED_HEAD = """
+## What a job notes beside them
+
+No script and no plan reads these. They lie in the same hash in Redis. `Store.create_job` takes `task`,
+`procs` and `rounds` beside the settings, and kvps notes the others itself.
+
+| field | option | default | values | what it says |
 | --- | --- | --- | --- | --- |
 """
 KEYWORDS_HEAD = '''"""The settings of a job as keywords of calls. `python docs/settings.py` writes this module."""
@@ -43,7 +53,7 @@ class JobSettings(TypedDict, total=False):
 
 def page() -> str:
     """Return docs/settings.md."""
-    return PAGE_HEAD + "".join(map(_row, SPECS.values()))
+    return PAGE_HEAD + "".join(map(_row, SPECS.values())) + NOTED_HEAD + "".join(map(_row, METADATA.values()))
 
 
 def keywords() -> str:

@@ -185,6 +185,7 @@ class Store:
         id: str | None = None,
         parts: Mapping[str, str | Iterable[str]] | None = None,
         task: str = "",
+        procs: int = 1,
         rounds: int = 0,
         **settings: Unpack[JobSettings],
     ) -> Job:
@@ -194,11 +195,12 @@ class Store:
         whole `config`. `id` tells the job from all other jobs of its name; the default is a `fresh_id`. `parts` names
         parts of the model, which workers may pull and push alone: ``{"body": "layers.*", "head": ["head.*"]}``, with
         names of parameters or patterns of them, each parameter in one part. `task` names the task that workers train
-        with it, and `rounds` says how many each is going to do, so that screens can show how much is done. Raises
-        JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; nothing was changed then.
+        with it, each in `procs` processes, and `rounds` says how many each is going to do, so that screens can show how
+        much is done. Raises JobExists, InvalidName, InvalidSetting, LayoutMismatch, NotFinite; nothing was changed
+        then.
         """
         check_new_name("job", name)
-        config = JobConfig.of("create_job", config, settings, Metadata(task=task, rounds=rounds))
+        config = JobConfig.of("create_job", config, settings, Metadata(procs, task, rounds))
         id = self._spread_id(name, config.shards) if id is None else check_id(id)
         layout = with_parts(Layout.of(params, config.shards), parts, config.fragments)
         check_layout(config, layout)

@@ -181,16 +181,18 @@ def test_units_follow_from_samples(settings: dict[str, Any], units: tuple[int, i
 
 
 def test_what_a_job_notes_beside_its_settings_is_stored_with_them(store: Store) -> None:
-    job = store.create_job("job", ONE, workers=2, task="digits", rounds=7)
+    job = store.create_job("job", ONE, workers=2, task="digits", procs=3, rounds=7)
     stored = store.client.call("HGETALL", job.access.keys.config)
-    assert {name: stored[name] for name in ("task", "rounds", "launched_by", "memory")} == {
+    assert {name: stored[name] for name in ("procs", "task", "rounds", "launched_by", "memory")} == {
+        "procs": "3",
         "task": "digits",
         "rounds": "7",
         "launched_by": "",
         "memory": "",
     }
-    assert store.job("job").config.metadata == Metadata(task="digits", rounds=7)
+    assert store.job("job").config.metadata == Metadata(3, "digits", 7)
     for given, words in (
+        ({"procs": 0}, "procs must be a whole number from 1 to 256, not 0"),
         ({"rounds": -1}, "rounds must be a whole number from 0 to"),
         ({"task": 5}, "task must be printable text of at most 1024 characters, not 5"),
         ({"launched_by": "me"}, "no setting 'launched_by': kvps up and kvps run note it themselves"),

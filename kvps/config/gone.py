@@ -6,6 +6,7 @@ GONE = {
     "kvps simulate": "python -m kvps_simulate in a clone of kvps",
     "task": "give it to Store.create_job, beside the settings",
     "rounds": "give it to create_job, beside the settings",
+    "procs": "it is a task's own: kvps up --procs N, or give it to Store.create_job, beside the settings",
     "launched_by": "kvps up and kvps run note it themselves",
     "memory": "kvps notes it itself",
     "topology": "give the settings that the name stood for, as docs/other-systems.md lists them; bsp is --staleness 0 "

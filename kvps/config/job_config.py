@@ -42,7 +42,7 @@ class JobConfig(UncheckedConfig):
             return cls(metadata=metadata, **cast(dict[str, Any], settings))
         if not isinstance(config, cls):
             raise InvalidSetting(f"{call}: config must be a kvps.JobConfig, not {in_words(config)}")
-        if given := [*settings, *(name for name in METADATA if getattr(metadata, name))]:
+        if given := [*settings, *(name for name, spec in METADATA.items() if getattr(metadata, name) != spec.default)]:
             raise InvalidSetting(f"{call}: {given[0]} is in config: give either config or single settings")
         return config
 

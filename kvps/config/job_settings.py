@@ -84,6 +84,3 @@ class JobSettings(TypedDict, total=False):
     """Default 0. How many samples make one gradient."""
     epochs: int
     """Default 0. How many passes over the data."""
-    procs: int
-    """Default 1. How many processes of its host compute each contribution of a worker: each takes an even part of every
-    batch, and one of them speaks to Redis."""

@@ -11,14 +11,22 @@ from kvps.machine.launcher import Launcher
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a job notes of itself. No version depends on it. Raises InvalidSetting.
+    """What a job notes of itself and of the loop of its task. Raises InvalidSetting.
 
-    No script reads it, but that `join` reads the task of a job of an earlier version, which has no `fixed_workers`.
+    No script and no plan reads it, but that `join` reads the task of a job of an earlier version, which has no
+    `fixed_workers`.
 
     launched_by  changes when another command resumes the job
     memory       changes when that memory is lost
     """
 
+    procs: int = setting(
+        1,
+        "How many processes of its host compute each contribution of a worker: each takes an even part of every batch, "
+        "and one of them speaks to Redis.",
+        bounds=(1, 256),
+        group="Training",
+    )
     task: str = setting("", "The task that kvps worker trains: it names code. A job of a script has none.")
     rounds: int = setting(
         0,

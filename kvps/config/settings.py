@@ -221,13 +221,6 @@ class UncheckedConfig:
     )
     batch_size: int = setting(0, "How many samples make one gradient.", bounds=(0, 2**31), group="Training")
     epochs: int = setting(0, "How many passes over the data.", bounds=(0, 2**31), group="Training")
-    procs: int = setting(
-        1,
-        "How many processes of its host compute each contribution of a worker: each takes an even part of every batch, "
-        "and one of them speaks to Redis.",
-        bounds=(1, 256),
-        group="Training",
-    )
     metadata: Metadata = field(default_factory=Metadata)
 
     @property

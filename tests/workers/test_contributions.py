@@ -13,7 +13,7 @@ from kvps_workers.task import CheckedTask
 
 import kvps
 from kvps.arrays.layout import Layout
-from kvps.config import JobConfig
+from kvps.config import JobConfig, Metadata
 
 LAYOUT = Layout.of(model())
 
@@ -39,7 +39,8 @@ class Drawn:
 
 
 def _contributions(task: Any, procs: int) -> Contributions:
-    return Contributions(JobConfig(batch_size=4, epochs=1, procs=procs), LAYOUT, CheckedTask("any", task), 0)
+    config = JobConfig(batch_size=4, epochs=1, metadata=Metadata(procs))
+    return Contributions(config, LAYOUT, CheckedTask("any", task), 0)
 
 
 @pytest.mark.parametrize("procs", [1, 2, 3, 4, 5])

@@ -34,8 +34,8 @@ LAYOUT = Layout.of(PARAMS)
 ZEROS = {"x": np.zeros(3, np.float32)}
 
 
-def _config(**said: Any) -> JobConfig:
-    return JobConfig(**({"batch_size": 50, "epochs": 1} | said), metadata=Metadata(task="digits"))
+def _config(procs: int = 1, **said: Any) -> JobConfig:
+    return JobConfig(**({"batch_size": 50, "epochs": 1} | said), metadata=Metadata(procs, "digits"))
 
 
 def _helpers_of(home: Path) -> list[int]:
@@ -92,7 +92,7 @@ def test_the_bits_are_those_of_one_process_alone(said: dict[str, Any], home: Pat
             together, expected = helpers.compute(PARAMS, number), alone.compute(PARAMS, number)
             assert together.loss == expected.loss
             assert_same_bits(together.grads, expected.grads)
-        assert len(_helpers_of(home)) == config.procs - 1
+        assert len(_helpers_of(home)) == config.metadata.procs - 1
     assert _helpers_of(home) == []
     whole = Contributions(_config(workers=40, **said | {"procs": 1}), LAYOUT, task, 7).compute(PARAMS, 0).grads
     first = alone.compute(PARAMS, 0).grads
@@ -114,7 +114,7 @@ def test_a_helper_that_is_killed_is_started_again(home: Path) -> None:
 def _mine(file: Path) -> Contributions:
     """Those of a worker with one helper, whose task the helper loads only later."""
     name = _task(file, "return 0.0, {'x': params['x'] + 1}")
-    config = JobConfig(batch_size=40, epochs=1, procs=2, metadata=Metadata(task=name))
+    config = JobConfig(batch_size=40, epochs=1, metadata=Metadata(2, name))
     return Contributions(config, Layout.of(ZEROS), load_task(name), 0)
 
 

@@ -27,7 +27,7 @@ class Gradient(NamedTuple):
 class Contributions:
     """The contributions of the worker of one rank, by the numbers of their rounds or units, from 0.
 
-    Each is the sum of the shares of `config.procs` processes, whether these compute them or this process does alone.
+    Each is the sum of the shares of `procs` processes, whether these compute them or this process does alone.
     """
 
     def __init__(self, config: JobConfig, layout: Layout, task: Task, rank: int, xp: ModuleType = np) -> None:
@@ -38,7 +38,7 @@ class Contributions:
     def compute(self, params: Mapping[str, Any], number: int) -> Gradient:
         """Return a contribution. Raises TaskFailed, and LayoutMismatch if there are several gradients and one of them
         does not fit the job."""
-        return self.sum_of(self.share(params, number, part) for part in range(self.config.procs))
+        return self.sum_of(self.share(params, number, part) for part in range(self.config.metadata.procs))
 
     def share(self, params: Mapping[str, Any], number: int, part: int) -> Gradient | None:
         """Return what process `part` adds to a contribution; None if the batch has fewer rows than there are processes.
@@ -46,7 +46,7 @@ class Contributions:
         It is rows / all rows of the batch * gradient, of the process's part of the batch. Raises as `compute` does.
         """
         batch = self.rounds.rows(number)
-        rows = np.array_split(batch, self.config.procs)[part]
+        rows = np.array_split(batch, self.config.metadata.procs)[part]
         if not len(rows):
             return None
         gradient = Gradient(*self._task.gradient(params, self.rounds.samples(rows), self._xp))

@@ -68,7 +68,7 @@ def _computing(order: Order) -> Callable[[int], float | None]:
     """Return a function that computes this process's share, and returns its loss. Raises what the task raises."""
     config, layout = JobConfig.from_hash(order.config), Layout.from_json(order.layout)
     contributions = Contributions(config, layout, load_task(config.metadata.task), order.rank)
-    arrays = shared_arrays(order.memory, layout.size, config.procs)
+    arrays = shared_arrays(order.memory, layout.size, config.metadata.procs)
     params, mine = layout.views(arrays[0]), arrays[order.part]
 
     def compute(number: int) -> float | None:

@@ -34,7 +34,7 @@ class HelperProcesses:
 
     def __init__(self, contributions: Contributions) -> None:
         self._contributions, self._layout = contributions, contributions.layout
-        self._procs = contributions.config.procs
+        self._procs = contributions.config.metadata.procs
         if not hasattr(os, "memfd_create"):
             raise InvalidSetting(f"procs={self._procs} needs Linux: create the job with procs=1")
         self._memory = os.memfd_create("kvps-worker", os.MFD_CLOEXEC)

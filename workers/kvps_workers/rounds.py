@@ -40,7 +40,6 @@ class Rounds:
         self._config, self._rank, self._xp = config, rank, xp
         self._order = lru_cache(1)(self._order_of)
         self._size = len(self._data[0])
-        self.procs = config.procs
         self.batches_per_epoch = math.ceil(self._size / config.batch_size)
         self.total = self.batches_per_epoch * config.epochs
 

@@ -56,10 +56,9 @@ def train(
         raise InvalidTask(
             f"job {job.name!r} has no task: it was made in Python, and its workers join from there{advice}"
         )
-    if config.procs > 1 and device is not CPU:
+    if (procs := config.metadata.procs) > 1 and device is not CPU:
         raise InvalidSetting(
-            f"procs={config.procs} is for workers on the CPU, and this one is on {device.name}: create the job with "
-            f"procs=1"
+            f"procs={procs} is for workers on the CPU, and this one is on {device.name}: create the job with procs=1"
         )
     if config.takes_local_steps:
         raise InvalidSetting(
@@ -110,7 +109,7 @@ def _work(job: Job, session: Session, task: Task, device: Device, slow: float, a
 def _do_rounds(job: Job, session: Session, contributions: Contributions, slow: float, acks: Path | None) -> None:
     with WaitReporter(job, session) as patience, ExitStack() as stack:
         compute = contributions.compute
-        if job.config.procs > 1:
+        if job.config.metadata.procs > 1:
             compute = stack.enter_context(HelperProcesses(contributions)).compute
         while True:
             with patience.waiting():

@@ -15,6 +15,7 @@ from kvps_workers.task import CheckedTask
 from kvps import optim
 from kvps.config import SPECS, JobConfig, Metadata, Spec, division_of
 from kvps.config.combinations import against_unit_rounds
+from kvps.config.metadata import METADATA
 from kvps.config.specs import as_text
 from kvps.errors import InvalidSetting
 from kvps.staleness import ASP
@@ -25,6 +26,7 @@ WORKERS = 3
 """The number of workers of a job that is created from a command line without --workers."""
 _OF_TASK = ("batch_size", "epochs")  # a task chooses defaults for these
 _TASKS_ONLY = (*_OF_TASK, "procs")  # a script has its own loop
+_TABLE = SPECS | {"procs": METADATA["procs"]}
 _OFTEN = ("workers", "staleness", "quorum", "optimizer", "gradient_format", "seed", *_OF_TASK)  # in --help
 _ELASTIC = "With MIN:MAX, a job that hands out units waits for MIN workers and keeps up to MAX: see kvps scale."
 _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
@@ -59,7 +61,7 @@ class JobOptions(SharedOptions):
         """Check each setting alone: what it goes with may be in the script, whose create_job checks all of them. Raises
         InvalidSetting."""
         for name, value in {"workers": self.workers, **self.given}.items():
-            SPECS[name].check(value)
+            _TABLE[name].check(value)
 
     @classmethod
     def parameters(cls) -> list[Parameter]:
@@ -72,7 +74,7 @@ class JobOptions(SharedOptions):
         least, most = parse_workers(values["workers"])
         values = {**values, "workers": least}
         given = {
-            name: _checked(name, value) for name, value in values.items() if name in SPECS and is_given(context, name)
+            name: _checked(name, value) for name, value in values.items() if name in _TABLE and is_given(context, name)
         }
         if "optimizer" in given or values["lr"] is not None:
             given["optimizer"] = optim.parse(values["optimizer"], values["lr"])
@@ -109,9 +111,10 @@ class TaskOptions(JobOptions):
             raise InvalidSetting(f"--data must be static or units, not {self.data!r}")
         chosen = {"workers": WORKERS} | {option: getattr(task, option) for option in _OF_TASK} | dict(self.given)
         asked_for = chosen.pop("units_per_round", None)
+        metadata = Metadata(chosen.pop("procs", 1), name)
         if asked_for and self.data == "static":
             raise InvalidSetting("--units-per-round makes rounds of units: leave --data static out")
-        static = JobConfig(metadata=Metadata(task=name), **self._with_rate(chosen, task.lr))
+        static = JobConfig(metadata=metadata, **self._with_rate(chosen, task.lr))
         as_they_come = asked_for == 0 or static.staleness == ASP
         if self.data == "static" or (as_they_come and not self.data and not asked_for):
             return static
@@ -125,7 +128,7 @@ class TaskOptions(JobOptions):
         division = division_of(len(task.data(0, 1, np)[0]), static)
         units = dict[str, Any](units=division.units, units_per_epoch=division.units_per_epoch)
         rated = self._with_rate(chosen, task.lr if static.staleness or not per_round else task.units_lr)
-        return JobConfig(metadata=static.metadata, units_per_round=per_round, **units, **rated)
+        return JobConfig(metadata=metadata, units_per_round=per_round, **units, **rated)
 
     def _with_rate(self, chosen: Mapping[str, Any], lr: float) -> dict[str, Any]:
         """Return settings with the learning rate that the user left out. The task has good ones for plain SGD, of which
@@ -148,7 +151,7 @@ def parse_workers(text: str) -> tuple[int, int]:
 
 
 def _options(of_task: bool) -> list[Parameter]:
-    named = [spec for name, spec in SPECS.items() if spec.option and (of_task or name not in _TASKS_ONLY)]
+    named = [spec for name, spec in _TABLE.items() if spec.option and (of_task or name not in _TASKS_ONLY)]
     options = sorted(map(_option, named), key=lambda option: option.name != "workers")
     rate = "the task's for sgd, else the optimizer's" if of_task else "the optimizer's"
     options.append(_parameter("lr", float | None, None, "--lr", help="Learning rate.", show_default=rate))
@@ -191,7 +194,7 @@ def _parameter(name: str, kind: Any, default: Any, *option: str, **more: Any) ->
 def _checked(name: str, value: Any) -> Any:
     """Convert an option's value to its setting's unit. Raises InvalidSetting for a wrong value that JobConfig would
     report under another name or in another unit."""
-    spec = SPECS[name]
+    spec = _TABLE[name]
     option = spec.option[0]
     if name in _OF_TASK and value < 1:
         raise InvalidSetting(f"{option} must be 1 or more, not {value}")

@@ -17,9 +17,9 @@ from kvps_workers import load_task
 from typer.testing import CliRunner
 
 import kvps
-from kvps.config import SPECS, JobConfig
+from kvps.config import SPECS, JobConfig, Metadata
 
-OF_TASK = {"batch_size", "epochs", "procs"}
+OF_TASK = {"batch_size", "epochs"}
 
 
 @pytest.mark.parametrize("kind", [TaskOptions, JobOptions])
@@ -69,6 +69,7 @@ def test_a_job_of_a_task_has_its_choices_where_nothing_was_given() -> None:
     config = settings_of(TaskOptions, "--optimizer adam --epochs 2 --data units").job_config("d", task)
     assert (config.optimizer, config.epochs) == (kvps.Adam(), 2)
     assert config.units > 0
+    assert settings_of(TaskOptions, "--procs 2").job_config("d", task).metadata == Metadata(2, "d")
 
 
 def test_a_job_with_units_may_have_a_smallest_and_a_largest_number_of_workers() -> None:
