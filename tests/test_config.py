@@ -68,7 +68,10 @@ def test_what_is_made_from_settings_and_optimizers_is_as_it_would_be_made_now() 
             {"samples": 9, "batch_size": 2, "epochs": 2, "units": 9},
             "samples=9 are 10 units in 2 epochs of batches of 2",
         ),
-        ({"gradient_format": 16}, "gradient_format must be printable text of at most 1024 characters, not 16"),
+        (
+            {"gradient_format": 16},
+            "gradient_format must be one of fp32, bf16, fp16, int8, topk:PART with a PART up to 1, not 16",
+        ),
         ({"workers": 2, "min_workers": 3}, "min_workers must be a whole number from 0 to 2, the number of workers"),
         (
             {"durability": "replicated:0"},

@@ -16,6 +16,7 @@ al., 2014; Karimireddy et al., 2019). The reduction is float32 with every format
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -248,16 +249,21 @@ _NAMED: dict[str, Format] = {each.name: each for each in (Fp32(), Bf16(), Fp16()
 FP32: Format = _NAMED["fp32"]
 
 
-def format_of(name: str) -> Format:
-    """Return the format of that name. Raises InvalidSetting."""
-    if name in _NAMED:
-        return _NAMED[name]
+def known_format(name: object) -> Format | None:
+    """Return the format of that name; None if there is none."""
+    if not isinstance(name, str):
+        return None
     kind, _, part = name.partition(":")
-    try:
+    with suppress(ValueError):
         if kind == "topk" and 0 < float(part) <= 1:
             return TopK(float(part))
-    except ValueError:
-        pass
+    return _NAMED.get(name)
+
+
+def format_of(name: object) -> Format:
+    """Return the format of that name. Raises InvalidSetting."""
+    if format := known_format(name):
+        return format
     raise InvalidSetting(
         f"gradient_format must be one of {', '.join(_NAMED)}, topk:PART with a PART up to 1, not {shown(name)}"
     )

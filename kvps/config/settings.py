@@ -73,7 +73,7 @@ class UncheckedConfig:
         "How contributions become one gradient: mean divides their sum by the number of members, sum does not; "
         "weighted is their mean by the weights that workers push, as the number of samples; median and trimmed:PART "
         "are of each item, and bear some bad workers. One of your own is module:function.",
-        why_not=specs.not_a_reduction,
+        parse=reductions.parse,
         metavar="NAME",
         group="Training",
     )
@@ -89,7 +89,7 @@ class UncheckedConfig:
         "fp32",
         "How gradients are sent: fp32 as they are, or shorter: bf16, fp16, int8, topk:PART. What a shorter format "
         "leaves out of a gradient is added to the next one. Use them on slow links: on one host fp32 is faster.",
-        why_not=specs.not_a_format,
+        parse=format_of,
         metavar="FORMAT",
         group="Arrays",
     )

@@ -9,10 +9,9 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from typing import Any
 
 from kvps import optim
-from kvps.arrays.formats import format_of
+from kvps.arrays.formats import known_format
 from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.machine.launcher import Launcher
-from kvps.optim import reductions
 from kvps.parsing import MOST_TEXT
 
 MOST_OPTIMIZER = 1 << 22
@@ -33,6 +32,7 @@ class Spec:
     bounds   the smallest and the largest whole number allowed
     choices  the words allowed
     why_not  for other kinds of values: returns why a value is refused, as the end of a sentence; "" if it is allowed
+    parse    or what reads such a value, and raises InvalidSetting in a line that begins with the setting's name
     read     for a number: returns the value of a text from Redis or a command line; a text that is none, as it is
     group    the heading under which a help text lists the setting; "" for a setting that has no option, because only
              Python code or kvps sets it
@@ -45,6 +45,7 @@ class Spec:
     bounds: tuple[int, int] | None = None
     choices: tuple[str, ...] = ()
     why_not: Callable[[Any], str] | None = None
+    parse: Callable[[Any], Any] | None = None
     read: Callable[[str], Any] | None = None
     group: str = ""
     option: tuple[str, ...] = ()
@@ -66,7 +67,9 @@ class Spec:
 
     def check(self, value: Any) -> None:
         """Raise InvalidSetting if the setting may not have this value."""
-        if why := self.why_refused(value):
+        if self.parse:
+            self.parse(value)
+        elif why := self.why_refused(value):
             raise InvalidSetting(f"{self.name} {why}")
 
 
@@ -97,13 +100,9 @@ def _completed(f: Field[Any]) -> Spec:
 
 def not_an_optimizer(value: object) -> str:
     if isinstance(value, optim.Optimizer):
-        size = len(as_text(value))
-        fits = size <= MOST_OPTIMIZER
-        return (
-            ""
-            if fits
-            else f"is {size} characters as JSON, at most {MOST_OPTIMIZER} are allowed: shorten groups or tables"
-        )
+        if (size := len(as_text(value))) <= MOST_OPTIMIZER:
+            return ""
+        return f"is {size} characters as JSON, at most {MOST_OPTIMIZER} are allowed: shorten groups or tables"
     kind = type(value)
     return (
         f"must be a kvps optimizer such as kvps.SGD(...), not a {kind.__module__}.{kind.__name__}; "
@@ -134,28 +133,9 @@ def _is_number(value: object, least: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= _MOST_NUMBER
 
 
-def not_a_reduction(value: object) -> str:
-    try:
-        reductions.parse(value)
-    except InvalidSetting as error:
-        return str(error).removeprefix("reduction ")
-    return ""
-
-
-def not_a_format(value: object) -> str:
-    if not isinstance(value, str):
-        return not_a_text(value)
-    try:
-        format_of(value)
-    except InvalidSetting as error:
-        return str(error).removeprefix("gradient_format ")
-    return ""
-
-
 def not_a_weight_format(value: object) -> str:
-    if value == "fp16" or not_a_format(value):
-        return f"must be one of fp32, bf16, int8, topk:PART with a PART up to 1, not {shown(value)}"
-    return ""
+    fits = value != "fp16" and known_format(value)
+    return "" if fits else f"must be one of fp32, bf16, int8, topk:PART with a PART up to 1, not {shown(value)}"
 
 
 def not_a_factor(value: object) -> str:
@@ -164,10 +144,9 @@ def not_a_factor(value: object) -> str:
 
 
 def not_a_strength(value: object) -> str:
-    fits = _is_number(value, _LEAST_STRENGTH) or (value == 0 and _is_number(value, 0))
-    return (
-        "" if fits else f"must be 0, or a number from {_LEAST_STRENGTH} to {_MOST_NUMBER}, as 0.04, not {shown(value)}"
-    )
+    if _is_number(value, _LEAST_STRENGTH) or (value == 0 and _is_number(value, 0)):
+        return ""
+    return f"must be 0, or a number from {_LEAST_STRENGTH} to {_MOST_NUMBER}, as 0.04, not {shown(value)}"
 
 
 def not_a_durability(value: object) -> str:
@@ -180,9 +159,7 @@ def not_a_launcher(value: object) -> str:
         fits = isinstance(value, str) and (not value or bool(Launcher.of(value)))
     except CorruptData:
         fits = False
-    if not fits:
-        return f"may only be set by kvps up and kvps run, not to {shown(value)}"
-    return ""
+    return "" if fits else f"may only be set by kvps up and kvps run, not to {shown(value)}"
 
 
 def not_a_text(value: object) -> str:
