@@ -99,9 +99,11 @@ def old_server() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def traces_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each push of this process takes the traces of all earlier rounds along, so that no test waits for them."""
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each push of this process takes the traces of all earlier rounds along, and the removal of a job waits no second
+    for bytes that may be on their way."""
     monkeypatch.setattr(iteration, "SEND_EVERY_S", 0.0)
+    monkeypatch.setattr("kvps.store._SETTLE_S", 0.1)
 
 
 @pytest.fixture

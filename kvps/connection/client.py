@@ -239,10 +239,9 @@ class Client(Queries):
         return iter(self._repeat(lambda: list(self._scan(pattern))))  # a cursor does not outlive its server
 
     def _scan(self, pattern: str) -> Iterator[str]:
-        cursor, keys = self._once("SCAN", 0, "MATCH", pattern, "COUNT", 1000)
-        yield from keys
-        while cursor:
-            cursor, keys = self._once("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+        cursor: int | None = None
+        while cursor != 0:
+            cursor, keys = self._once("SCAN", cursor or 0, "MATCH", pattern, "COUNT", 1000)
             yield from keys
 
     def unlink(self, keys: Sequence[str]) -> None:

@@ -369,14 +369,9 @@ def _listens(url: str) -> bool:
         return True
 
 
-@contextmanager
-def _connection(url: str) -> Iterator[Any]:
+def _connection(url: str) -> Any:
     settings = connection_settings(url) | {"socket_timeout": _REPLY_S, "decode_responses": True}
-    connection: Any = redis.Redis(connection_pool=ConnectionPool(connection_class=KINDS["unix"], **settings))
-    try:
-        yield connection
-    finally:
-        connection.connection_pool.disconnect()
+    return redis.Redis.from_pool(ConnectionPool(connection_class=KINDS["unix"], **settings))
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -103,20 +103,18 @@ class SlotsMover:
         held = {member.id: self._sizes_of(member) for member in masters}
         moves = fair_moves(held, holders)
         empty = [move for move in moves if not held[move.source][move.slot]]
-        full = [move for move in moves if held[move.source][move.slot]]
-        done = 0
-        self._seen(done, len(moves))
         by_pair = sorted(empty, key=lambda move: (move.source, move.target, move.slot))
+        batches = list[list[Move]]()
         for _, pair in groupby(by_pair, key=lambda move: (move.source, move.target)):
             together = list(pair)
-            for first in range(0, len(together), _TOGETHER):
-                batch = together[first : first + _TOGETHER]
-                self._move(batch, masters)
-                done += len(batch)
-                self._seen(done, len(moves))
-        for number, move in enumerate(full, done + 1):
-            self._move([move], masters)
-            self._seen(number, len(moves))
+            batches += [together[first : first + _TOGETHER] for first in range(0, len(together), _TOGETHER)]
+        batches += [[move] for move in moves if held[move.source][move.slot]]
+        done = 0
+        self._seen(done, len(moves))
+        for batch in batches:
+            self._move(batch, masters)
+            done += len(batch)
+            self._seen(done, len(moves))
         return len(moves)
 
     def end_interrupted(self) -> None:

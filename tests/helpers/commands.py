@@ -17,6 +17,15 @@ from kvps.server import private_server
 
 KVPS = [sys.executable, "-m", "kvps"]
 TINY = ["--epochs", "2", "--batch-size", "48"]
+ENDLESS = """\
+import kvps, numpy as np
+with kvps.from_env() as worker:
+    job = worker.create_job({'x': np.zeros(3, np.float32)})
+    with job.join() as session:
+        while True:
+            session.push(dict(session.pull()))
+"""
+"""A script that trains until somebody ends it."""
 LONG = ["--epochs", "5000"]
 LONG_UP = [*LONG, "--slow", "w0=30x"]  # its rounds leave processors to what the test does meanwhile
 

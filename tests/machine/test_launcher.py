@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import LONG_UP, TINY, kvps_run
+from helpers.commands import ENDLESS, LONG_UP, TINY, kvps_run
 from helpers.harness import model
 from helpers.servers import free_port
 from helpers.waiting import awaited_job, eventually
@@ -97,14 +97,7 @@ def test_a_job_whose_command_was_killed_is_free(store: kvps.Store) -> None:
 def test_a_copy_of_a_script_may_join_without_an_id_and_nobody_else(
     lasting: kvps.Store, start: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "train.py").write_text(
-        "import kvps, numpy as np\n"
-        "with kvps.from_env() as worker:\n"
-        "    job = worker.create_job({'x': np.zeros(3, np.float32)})\n"
-        "    with job.join() as session:\n"
-        "        while True:\n"
-        "            session.push(dict(session.pull()))\n"
-    )
+    (tmp_path / "train.py").write_text(ENDLESS)
     start("run", "-w", "2", "--", sys.executable, "train.py")
     job = awaited_job(lasting, "train", 6)
     assert set(job.state().clock) == {"w0", "w1"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import LONG_UP, TINY, kvps_run, private_store, refused
+from helpers.commands import ENDLESS, LONG_UP, TINY, kvps_run, private_store, refused
 from helpers.harness import aggregating, await_version, model
 from helpers.servers import free_port
 from helpers.waiting import awaited_job, eventually, processes_of
@@ -110,14 +110,7 @@ def test_who_is_connected_keeps_it_when_its_directory_is_deleted(home: Path, sta
 def test_copies_that_outlive_a_killed_run_do_not_keep_it(home: Path, start: Any, tmp_path: Path) -> None:
     """The kernel ends the shell when its parent dies. What the shell has started hears nothing of it, but the server
     is not its own: it ends."""
-    (tmp_path / "train.py").write_text(
-        "import kvps, numpy as np\n"
-        "with kvps.from_env() as worker:\n"
-        "    job = worker.create_job({'x': np.zeros(3, np.float32)})\n"
-        "    with job.join(worker.id) as session:\n"
-        "        while True:\n"
-        "            session.push(dict(session.pull()))\n"
-    )
+    (tmp_path / "train.py").write_text(ENDLESS)
     run = start("run", "-w", "1", "--job", "train", "--", "sh", "-c", f"{sys.executable} train.py; true")
     run.until("look inside")
     with private_store() as store:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.commands import kvps_run
 from helpers.harness import aggregating, gradient, model
 from helpers.internals import segments_of
 from helpers.shared_memory import LARGE, OVER_SHM, commit_all, committed, segment_names, segments_folder
@@ -104,7 +105,7 @@ def test_what_a_server_that_keeps_nothing_had_in_memory_ends_with_it(home: Path,
         "sys.stdin.read()"
     )
     if lasting:
-        subprocess.run([sys.executable, "-m", "kvps", "server", "start"], check=True, capture_output=True)
+        kvps_run("server", "start")
     user = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert user.stdout
     url, transport = user.stdout.readline().split()
@@ -114,5 +115,5 @@ def test_what_a_server_that_keeps_nothing_had_in_memory_ends_with_it(home: Path,
     user.communicate()
     if lasting:
         assert segments_folder(url).exists()
-        subprocess.run([sys.executable, "-m", "kvps", "server", "stop", "--yes"], check=True, capture_output=True)
+        kvps_run("server", "stop", "--yes")
     assert eventually(lambda: not segments_folder(url).exists())
