@@ -38,7 +38,7 @@ from kvps.history.evaluations import Evaluation, checked_figures, figures_json
 from kvps.history.log_stream import LogStream
 from kvps.machine import launcher, process
 from kvps.optim.settings import is_number
-from kvps.parsing import JOB_ID, matching, whole
+from kvps.parsing import JOB_ID, matching, whole, whole_setting
 from kvps.protocol import worker_states
 from kvps.protocol.answers import Joined, ServerRestarted, evicted, job_not_found, made_anew
 from kvps.protocol.job_state import Commit, Member, State
@@ -331,9 +331,7 @@ class Job:
         all workers have left with rounds undone and none has joined for worker_timeout_ms. Raises InvalidSetting,
         JobNotFound, ServerLost.
         """
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise InvalidSetting(f"every must be a whole number from 1, not {every!r}")
-        return self._versions(every, after)
+        return self._versions(whole_setting("every", every, 1), after)
 
     def _versions(self, every: int, seen: int) -> Iterator[tuple[int, dict[str, Array]]]:
         keys, alone_since = self.access.keys, math.inf
@@ -365,8 +363,7 @@ class Job:
         this worker or this process. Raises InvalidSetting, InvalidName, and UsageError for a version that is not there.
         """
         checked, nonce = checked_figures(figures), secrets.token_hex(8)
-        if not isinstance(version, int) or isinstance(version, bool) or version < 0:
-            raise InvalidSetting(f"version must be a whole number from 0, not {version!r}")
+        version = whole_setting("version", version, 0)
         me = process.identity()
         who = by or launcher.own_name() or f"{me['host']}:{me['pid']}"
         encoded = figures_json(checked)

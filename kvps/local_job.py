@@ -16,8 +16,9 @@ from typing import Any, Protocol, Unpack
 from kvps.arrays.layout import Array
 from kvps.config import JobConfig, JobSettings, takes_settings
 from kvps.connection.resp import Command
-from kvps.errors import InvalidSetting, JobExists, JobNotFound, KvpsError, install
+from kvps.errors import JobExists, JobNotFound, KvpsError, install
 from kvps.job import Job
+from kvps.parsing import whole_setting
 from kvps.protocol.job_state import State
 from kvps.store import Store, connect
 
@@ -119,9 +120,7 @@ class LocalJob(Job):
         from 0, and the next call continues the count. All threads call `gradient` at once. An error that it raises, or
         Ctrl-C, stops all workers and is raised here; `train` may be called again after that.
         """
-        if not isinstance(rounds, int) or rounds < 1:
-            raise InvalidSetting(f"rounds must be a whole number from 1, not {rounds!r}")
-        crew = _Crew(self, gradient, rounds)
+        crew = _Crew(self, gradient, whole_setting("rounds", rounds, 1))
         try:
             crew.run()
             self.await_finished()

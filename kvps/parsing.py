@@ -11,9 +11,10 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NoReturn
 
-from kvps.errors import CorruptData
+from kvps.errors import CorruptData, InvalidSetting
 
 LARGEST = 2**53 - 1
 """The largest whole number that Lua holds exactly."""
@@ -115,6 +116,16 @@ def word(value: object, where: str) -> str:
 def file_name(value: object, where: str) -> str:
     """Return the name of a file that lies in the directory it is joined to, and nowhere else."""
     return matching(value, where, _FILE_NAME, "the name of a file: 1 to 255 of A-Z, a-z, 0-9, _, -, =, dots and colons")
+
+
+def whole_setting(name: str, value: object, low: int, high: int | None = None) -> int:
+    """Return a whole number that a user gives, Python's or NumPy's, as Python's, which does not overflow. Raises
+    InvalidSetting."""
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else low - 1
+    if number < low or (high is not None and number > high):
+        upto = "" if high is None else f" to {high}"
+        raise InvalidSetting(f"{name} must be a whole number from {low}{upto}, not {value!r}")
+    return number
 
 
 def names_like(pattern: str, names: Collection[str]) -> list[str]:

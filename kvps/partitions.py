@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvps.errors import InvalidSetting, shown
+from kvps.parsing import whole_setting
 
 Rows = NDArray[np.int64]
 
@@ -35,12 +36,12 @@ def partition(
     With the first three, each row belongs to exactly one worker, and the numbers of rows differ by one at most. The
     same arguments always give the same rows. Raises InvalidSetting.
     """
-    samples = _whole("samples", samples, 0)
+    samples = whole_setting("samples", samples, 0)
     if samples > _MOST_SAMPLES:
         raise InvalidSetting(f"samples must be at most {_MOST_SAMPLES}, not {samples}")
-    workers = _whole("workers", workers, 1)
-    rank = _whole("rank", rank, 0, workers - 1)
-    seed, epoch = _whole("seed", seed, 0), _whole("epoch", epoch, 0)
+    workers = whole_setting("workers", workers, 1)
+    rank = whole_setting("rank", rank, 0, workers - 1)
+    seed, epoch = whole_setting("seed", seed, 0), whole_setting("epoch", epoch, 0)
     if scheme == "contiguous":
         return np.arange(samples * rank // workers, samples * (rank + 1) // workers)
     if scheme == "round-robin":
@@ -50,15 +51,6 @@ def partition(
     if scheme == "overlap":
         return np.random.default_rng((_OF_WORKER, seed, rank, epoch)).permutation(samples)
     raise InvalidSetting(f"scheme must be one of {', '.join(SCHEMES)}, not {shown(scheme)}")
-
-
-def _whole(name: str, value: object, low: int, high: int | None = None) -> int:
-    """Return a whole number from `low` to `high` as Python's, which does not overflow. Raises InvalidSetting."""
-    number = int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else low - 1
-    if number < low or (high is not None and number > high):
-        upto = "" if high is None else f" to {high}"
-        raise InvalidSetting(f"{name} must be a whole number from {low}{upto}, not {value!r}")
-    return number
 
 
 def unit_seed(seed: int, unit: int, batch: int = 0) -> int:
