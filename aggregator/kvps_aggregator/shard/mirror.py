@@ -27,8 +27,8 @@ from kvps.transport.shm import ShmTransport
 log = logging.getLogger("kvps.mirror")
 
 EVERY_S = 1.0
-"""Seconds between the beginnings of two copies."""
-_RETRY_S = 1.0
+"""Seconds between the beginnings of two copies, and before one that failed is made again."""
+_LEAST_S = 0.01  # between two copies that take longer
 _KEPT = 2  # versions kept in Redis: the newest, and the one before it for its readers
 
 
@@ -44,12 +44,9 @@ class Mirror:
         self._giving = ""  # name of the version that it is being given
         self._newest = self._mirrored = -1
         self._oldest = 0  # versions before this one are being deleted
-        self._last = 0.0
         self._lock = threading.Lock()
         self._one = threading.Lock()
-        self._wake = threading.Condition(self._lock)
         self._ended = threading.Event()
-        self._idle = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -60,7 +57,7 @@ class Mirror:
 
     def begin(self, version: int, name: str) -> None:
         """Go on from the last holder's mirror. `version` is the committed one, `name` its staged name."""
-        self._newest, self._last = version, time.monotonic()
+        self._newest = version
         if record := self._reader.mirrored():
             self._noted, self._mirrored = [record.name], record.version
         else:  # Redis has the version that the job was created with
@@ -68,16 +65,13 @@ class Mirror:
             self._note(self._state())
 
     def start(self) -> None:
-        """Start the thread that gives Redis each version that is due, the present one too."""
+        """Start the thread that gives Redis the newest version once in a while, the present one too."""
         self._thread = threading.Thread(target=self._run, name=f"kvps-mirror-{self._job.name}", daemon=True)
         self._thread.start()
 
     def committed(self, version: int) -> None:
-        """Note that `version` is committed. The thread gives it to Redis when it is due."""
-        with self._wake:
-            self._newest = version
-            if self._idle or self._wait_s() == 0:
-                self._wake.notify()
+        """Note that `version` is committed."""
+        self._newest = version
 
     def lets_go(self, version: int, name: str) -> bool:
         """Note that a version's segments are deleted now. Return whether Redis need not keep the version either."""
@@ -92,19 +86,17 @@ class Mirror:
 
     def close(self) -> None:
         """End the thread."""
-        with self._wake:
-            self._ended.set()
-            self._wake.notify()
+        self._ended.set()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
-    # -- when --------------------------------------------------------------------------------------------------
-
     def _run(self) -> None:
-        while self._is_due():
+        pause_s = EVERY_S
+        while not self._ended.wait(pause_s):
+            began = time.monotonic()
             try:
-                self.flush()
-                continue
+                if self._newest > self._mirrored:
+                    self.flush()
             except (LeaseLost, ServerRestarted, JobNotFound):
                 return  # the next holder mirrors the job, if there is one
             except KvpsError as error:
@@ -113,24 +105,7 @@ class Mirror:
                 log.warning("job %s: Redis was not given the weights: %s", self._job.name, error)
             except Exception:
                 log.exception("job %s: Redis was not given the weights", self._job.name)
-            self._ended.wait(_RETRY_S)
-
-    def _is_due(self) -> bool:
-        """Wait until the newest version is due. Return False after `close`."""
-        with self._wake:
-            while not self._ended.is_set() and (wait_s := self._wait_s()) != 0:
-                self._idle = wait_s is None
-                self._wake.wait(wait_s)
-            self._idle = False
-            return not self._ended.is_set()
-
-    def _wait_s(self) -> float | None:
-        """Return how long the newest version must wait; None until more is committed."""
-        if self._newest <= self._mirrored:
-            return None
-        return max(0.0, self._last + EVERY_S - time.monotonic())
-
-    # -- what --------------------------------------------------------------------------------------------------
+            pause_s = max(_LEAST_S, began + EVERY_S - time.monotonic())
 
     def _give(self) -> None:
         state = self._claimed()
@@ -143,7 +118,6 @@ class Mirror:
                     what: held.enter_context(self._segments.open(keys.segment(what, name), nbytes))
                     for what in self._whats
                 }
-                self._last = time.monotonic()
                 self._job.access.client.put(self._items(name, arrays), wait_for_room=False)
             self._note(state)
         except ChunkGone:
