@@ -16,6 +16,7 @@ import kvps
 from kvps.config import SPECS, JobConfig, JobSettings, Metadata
 from kvps.config.gone import GONE, UNUSED
 from kvps.launch import RunContext
+from kvps.optim import parse
 from kvps.store import Store
 
 ONE = {"x": np.ones(1, np.float32)}
@@ -101,8 +102,18 @@ def test_a_value_out_of_range_is_refused_in_one_short_line(settings: Mapping[str
     assert "\n" not in message
 
 
-def test_what_is_stored_is_read_back() -> None:
-    config = JobConfig(staleness=-1, workers=4, optimizer=kvps.AdamW(lr=0.01), min_workers=2)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        kvps.AdamW(lr=0.01),
+        kvps.SGD(kvps.schedules.CosineAnnealingLR(0.1, over=5), 0.9, True),
+        parse("delayed-nesterov:lr=0.7,momentum=0.9,every=8"),
+        kvps.DelayedNesterov(every=3, groups=(kvps.ParameterGroup("b", every=2),)),
+    ],
+    ids=str,
+)
+def test_what_is_stored_is_read_back(optimizer: kvps.Optimizer) -> None:
+    config = JobConfig(staleness=-1, workers=4, optimizer=optimizer, min_workers=2, metadata=Metadata(2, "digits"))
     stored = config.to_hash()
     assert JobConfig.from_hash(stored) == config
     assert JobConfig.from_hash(stored | {"of_a_newer_kvps": "7"}) == config

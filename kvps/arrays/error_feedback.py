@@ -54,9 +54,6 @@ class Residual:
         zeros, and keep their residual for one that has a gradient of them."""
         self._held = stretches
 
-    def _held_in(self, start: int, stop: int) -> list[slice]:
-        return [slice(max(low, start), min(high, stop)) for low, high in self._held if low < stop and start < high]
-
     def encode(self, chunks: Parts) -> Iterator[Bytes]:
         """Yield the bytes of each chunk. What they leave out counts only after `keep`; until then, encoding them again
         gives the same bytes.
@@ -66,23 +63,31 @@ class Residual:
         for start, pieces in chunks:
             yield self._encode(start, pieces)
 
-    def _encode(self, start: int, pieces: Sequence[Array]) -> Bytes:
+    def _summed(self, xp: Any, start: int, pieces: Sequence[Any]) -> tuple[Any, list[slice]]:
+        """Return the sum of a chunk and its residual, which is made in `_next`, and which items are held: these are
+        zeros until `_give_back`."""
         stop = start
-        with np.errstate(over="ignore"):
-            for piece in pieces:
-                np.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
-                stop += piece.size
+        for piece in pieces:
+            xp.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
+            stop += piece.size
         self._encoded[start] = stop
-        held = self._held_in(start, stop)
+        held = [slice(max(low, start), min(high, stop)) for low, high in self._held if low < stop and start < high]
         for items in held:
-            self._next[items] = 0
-        values = self._next[start:stop]
+            self._next[items].fill(0)
+        return self._next[start:stop], held
+
+    def _give_back(self, xp: Any, held: Iterable[slice]) -> None:
+        for items in held:
+            xp.copyto(self._next[items], self._values[items])
+
+    def _encode(self, start: int, pieces: Sequence[Array]) -> Bytes:
+        with np.errstate(over="ignore"):
+            values, held = self._summed(np, start, pieces)
         if not finite(values):  # else an infinite residual would stay so for ever
             np.clip(values, -_MOST, _MOST, out=values)
         data = encoded(self._format, values)
         leave_out(self._format, values, data, self._scratch[: values.size])
-        for items in held:
-            self._next[items] = self._values[items]
+        self._give_back(np, held)
         return data
 
     def keep(self) -> None:
@@ -134,18 +139,10 @@ class DeviceResidual(Residual):
             yield each[:]
 
     def _begun(self, start: int, pieces: Sequence[Any]) -> Any:
-        xp, stop = self.home.exact, start
-        for piece in pieces:
-            xp.add(self._values[stop : stop + piece.size], piece, out=self._next[stop : stop + piece.size])
-            stop += piece.size
-        self._encoded[start] = stop
-        held = self._held_in(start, stop)
-        for items in held:
-            self._next[items].fill(0)
-        values = self._next[start:stop]
+        xp = self.home.exact
+        values, held = self._summed(xp, start, pieces)
         xp.clip(values, -_MOST, _MOST, out=values)
         data, decoded = self._format.encode_with(xp, values)
         xp.subtract(values, decoded, out=values)
-        for items in held:
-            xp.copyto(self._next[items], self._values[items])
+        self._give_back(xp, held)
         return self._staging.bring(data, self._places[start])

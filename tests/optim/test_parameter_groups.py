@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers.harness import a_plan, aggregating, check_chain, large_model, model, work
-from helpers.stepping import Params, stepped
+from helpers.harness import a_plan, large_model, model
+from helpers.stepping import stepped
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 import kvps
@@ -80,22 +80,6 @@ def test_each_parameter_steps_as_if_its_group_were_the_whole_job(optimizer: kvps
         alone = optim.from_json(settings.to_json() | {"groups": []})
         wanted = stepped(alone, {name: large_model()[name]}, ({name: each[name]} for each in gradients))
         np.testing.assert_array_equal(ended[name], wanted[name], name)
-
-
-def test_a_job_with_groups_ends_with_the_bits_of_its_steps(store: Store) -> None:
-    gradients = [model(seed) for seed in range(1, 6)]
-    job = store.create_job("job", model(), optimizer=GROUPED, shards=2, transport="redis")
-    with aggregating(job):
-
-        def step(session: object, params: Params, round_: int) -> Params:
-            return gradients[round_]
-
-        work(job, 5, step, 1)
-        job.await_finished()
-    assert check_chain(job) == 5
-    wanted = stepped(GROUPED, model(), gradients)
-    for name, array in job.snapshot()[1].items():
-        np.testing.assert_array_equal(array, wanted[name], name)
 
 
 def test_a_name_that_no_parameter_has_is_refused_before_there_is_a_job(store: Store) -> None:

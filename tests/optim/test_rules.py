@@ -14,7 +14,6 @@ import kvps
 from kvps import optim
 from kvps.arrays.digest import chunked, weights_sha256
 from kvps.arrays.layout import CHUNK_ITEMS, Layout
-from kvps.config import JobConfig, Metadata
 
 LONG = 200
 DELAYED = [
@@ -168,21 +167,6 @@ def test_cutting_a_shard_changes_no_bit(optimizer: optim.Optimizer) -> None:
         return out.tobytes() + b"".join(v.tobytes() for v in state_out.values())
 
     assert stepped([]) == stepped([1, 7, 500, 999])
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        kvps.SGD(kvps.schedules.CosineAnnealingLR(0.1, over=5), 0.9, True),
-        optim.parse("delayed-nesterov:lr=0.7,momentum=0.9,every=8"),
-        kvps.DelayedNesterov(every=3, groups=(kvps.ParameterGroup("b", every=2),)),
-    ],
-)
-def test_settings_survive_redis(optimizer: optim.Optimizer) -> None:
-    config = JobConfig(
-        staleness=3, workers=4, optimizer=optimizer, reduction="sum", seed=9, metadata=Metadata(task="digits")
-    )
-    assert JobConfig.from_hash(config.to_hash()) == config
 
 
 @settings(max_examples=60)
