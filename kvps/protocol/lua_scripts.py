@@ -30,14 +30,26 @@ _LOAD_S, _LOOK_S = 10.0, 0.05  # how long, and how often, a user that may not lo
 
 FUNCTION = re.compile(r"^local function (\w+)(?:\(.* end$|\(.*\n(?:.*\n)*?end$)", re.MULTILINE)
 """A function of an included file, on one line or up to a line that is `end`."""
+_PLACE = re.compile(r"@?user_script: ?(\d+)")
+"""A line of a script's text, as Redis names it in an error."""
+
+
+class Piece(NamedTuple):
+    """A part of a Lua file, which begins at its line `line`."""
+
+    file: str
+    line: int
+    lua: str
 
 
 @dataclass(frozen=True, eq=False)
 class Script:
-    """One script. Its text has the header of its file, the functions that it uses, and the body of its file."""
+    """One script. Its text has the header of its file, the functions that it uses, and the body of its file. `places`
+    says which lines these are: the first one in the text -> the file, and the line there."""
 
     name: str
     text: str
+    places: Mapping[int, tuple[str, int]]
 
     @cached_property
     def sha(self) -> str:
@@ -60,6 +72,18 @@ class Script:
         for part in _named_once(self, known):
             keys += part.keys(known, values) if isinstance(part, Key) else part
         return ("EVALSHA", self.sha, len(keys), *keys, *self.header.ordered_arguments(values))
+
+    def located(self, error: KvpsError) -> KvpsError:
+        """Return an error of this script, which names file and line in place of a line of the text."""
+
+        def place(match: re.Match[str]) -> str:
+            line = int(match[1])
+            first = max(first for first in self.places if first <= line)
+            file, line_there = self.places[first]
+            return f"{file}:{line_there + line - first}"
+
+        error.args = (_PLACE.sub(place, str(error)), *error.args[1:])
+        return error
 
 
 @lru_cache(1024)
@@ -105,26 +129,43 @@ def _with_constants(text: str) -> str:
 
 def compose(name: str, text: str, include: Mapping[str, str]) -> Script:
     """Return the script of a file's text, with the included functions that it comes to call."""
-    functions: dict[str, str] = {}  # each behind the functions that it calls
+    functions: dict[str, Piece] = {}  # each behind the functions that it calls
 
     def use(text: str) -> None:
         for each in Header.parse(text).uses:
             use(include[each])
-            functions.update((match[1], match[0]) for match in FUNCTION.finditer(include[each]))
+            for match in FUNCTION.finditer(include[each]):
+                functions[match[1]] = Piece(f"include/{each}.lua", _line(match.string, match.start()), match[0])
 
     use(text)
     header, (comments, body) = Header.parse(text), split_header(text)
+    pieces = [Piece(f"{name}.lua", _line(text, len(comments)), body)]
     code = header.guarded(header.opening() + body)
-    for function, lua in reversed(functions.items()):
+    for function, piece in reversed(functions.items()):
         if re.search(rf"\b{function}\(", code):
-            code = f"{lua}\n{code}"
-    return Script(name, f"{comments}\n{header.placed(code)}")
+            code = f"{piece.lua}\n{code}"
+            pieces.append(piece)
+    whole = f"{comments}\n{code}"
+    places = {_line(whole, whole.index(lua)): (file, line) for file, line, lua in pieces}
+    return Script(name, f"{comments}\n{header.placed(code)}", {1: (f"{name}.lua", 1), **places})
+
+
+def _line(text: str, place: int) -> int:
+    return text.count("\n", 0, place) + 1
 
 
 def evaluate(call: Call, scripts: Mapping[str, Script], command: Sequence[Any], load: Call | None = None) -> list[Any]:
     """Run one of the scripts by its command, see `with_scripts`. `load` is the call that loads them, if it is another
     one."""
-    return with_scripts(load or call, scripts, lambda: list(call(*command)))
+    try:
+        return with_scripts(load or call, scripts, lambda: list(call(*command)))
+    except KvpsError as error:
+        raise _located(error, scripts, command) from None
+
+
+def _located(error: KvpsError, scripts: Mapping[str, Script], command: Sequence[Any]) -> KvpsError:
+    """Return the error of a script's command with file and line, see `Script.located`."""
+    return next(script for script in scripts.values() if script.sha == command[1]).located(error)
 
 
 def with_scripts(call: Call, scripts: Mapping[str, Script], run: Callable[[], T]) -> T:
@@ -146,16 +187,17 @@ def send_together(
     A script that the server lacks is run again by `call`, alone.
     """
     return [
-        _reply_or_error(call, scripts, command) if isinstance(reply, NoScriptError) else reply
-        for command, reply in zip(commands, each(commands), strict=True)
+        _reply_or_error(call, scripts, command, reply) for command, reply in zip(commands, each(commands), strict=True)
     ]
 
 
-def _reply_or_error(call: Call, scripts: Mapping[str, Script], command: Sequence[Any]) -> Any:
+def _reply_or_error(call: Call, scripts: Mapping[str, Script], command: Sequence[Any], reply: Any) -> Any:
     try:
-        return _run_again(call, scripts, lambda: call(*command))
+        if isinstance(reply, NoScriptError):
+            reply = _run_again(call, scripts, lambda: call(*command))
     except KvpsError as error:
-        return error
+        reply = error
+    return _located(reply, scripts, command) if isinstance(reply, KvpsError) else reply
 
 
 def _run_again(call: Call, scripts: Mapping[str, Script], run: Callable[[], T]) -> T:
@@ -166,7 +208,7 @@ def _run_again(call: Call, scripts: Mapping[str, Script], run: Callable[[], T]) 
     while time.monotonic() < deadline:
         with suppress(NotPermitted):
             for script in scripts.values():
-                call("SCRIPT LOAD", script.text)
+                _load(call, script)
         with suppress(NoScriptError):
             return run()
         time.sleep(_LOOK_S)
@@ -174,3 +216,10 @@ def _run_again(call: Call, scripts: Mapping[str, Script], run: Callable[[], T]) 
         "the server does not have kvps's scripts (any more), and nobody who may load them does: run kvps aggregator "
         "start there, or give this user +script|load"
     )
+
+
+def _load(call: Call, script: Script) -> None:
+    try:
+        call("SCRIPT LOAD", script.text)
+    except KvpsError as error:
+        raise script.located(error) from None
