@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from functools import partial
 
 import numpy as np
 import pytest
 from helpers.digits_job import run_workers
-from helpers.harness import check_chain, log_entries
-from kvps_aggregator import Aggregator
+from helpers.harness import aggregating, await_version, check_chain, log_entries
+from helpers.units import PATIENT, ZERO, do_units, grads, used
+from helpers.waiting import eventually
 
 import kvps
 from kvps.job import Job
@@ -18,29 +18,12 @@ from kvps.store import Store
 
 pytestmark = pytest.mark.contract
 
-ZERO = {"x": np.zeros(3, np.float32)}
-PATIENT = {"worker_timeout_ms": 60_000}
-
-
-def _grads(value: float) -> dict[str, np.ndarray]:
-    return {"x": np.full(3, value, np.float32)}
-
 
 def _gradient(params: dict[str, np.ndarray], unit: int) -> dict[str, np.ndarray]:
     """Return a gradient of which a sum depends on the order, and on the weights."""
     rng = np.random.default_rng(unit)
     size = np.float32(10 ** rng.uniform(-3, 3))
     return {name: np.tanh(3 * p + rng.normal(size=p.shape)).astype(np.float32) * size for name, p in params.items()}
-
-
-def _do_units(job: Job, worker: str | None) -> None:
-    with job.join(worker) as session:
-        while (unit := session.next_unit()) is not None:
-            session.push(_gradient(session.pull(), unit))
-
-
-def used(job: Job) -> Counter[int | None]:
-    return Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
 
 
 def expected(job: Job) -> np.ndarray:
@@ -62,7 +45,7 @@ def expected(job: Job) -> np.ndarray:
 def test_the_weights_are_the_same_whoever_trained(store: Store, workers: int) -> None:
     settings = {"units": 22, "units_per_epoch": 11, "units_per_round": 4, "optimizer": kvps.SGD(lr=0.5)}
     job = store.create_job("job", ZERO, workers=workers, shards=2, **settings | PATIENT)
-    run_workers(job, *(partial(_do_units, job, f"w{i}") for i in range(workers)))
+    run_workers(job, *(partial(do_units, job, f"w{i}", _gradient) for i in range(workers)))
     assert [[c.unit for c in commit.plan.contributions] for commit in job.log()] == [
         *([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]),
         *([11, 12, 13, 14], [15, 16, 17, 18], [19, 20, 21]),
@@ -75,27 +58,10 @@ def test_the_weights_are_the_same_whoever_trained(store: Store, workers: int) ->
 @pytest.mark.parametrize(("staleness", "shards"), [(0, 1), (2, 2)])
 def test_each_unit_counts_once_though_workers_come_and_die(store: Store, staleness: int, shards: int) -> None:
     """Five workers come one after another to a job of one; some die in the middle of a unit, once each."""
-    units, dies_at = 60, {0, 7, 8, 31, 58, 59}
-    settings = {"units": units, "units_per_round": 7, "optimizer": kvps.SGD(lr=0.5), "worker_timeout_ms": 60_000}
-    job = store.create_job("job", ZERO, staleness=staleness, shards=shards, **settings)
-    died: set[int] = set()
-
-    def work(worker: str) -> None:
-        again = True
-        while again:
-            session, again = job.join(worker, takeover=True), False
-            while (unit := session.next_unit()) is not None:
-                params = session.pull()
-                if unit in dies_at and unit not in died:
-                    died.add(unit)
-                    job.evict(job.state().members[worker])
-                    again = True
-                    break
-                session.push(_gradient(params, unit))
-            else:
-                session.leave()
-
-    run_workers(job, *(partial(work, f"w{i}") for i in range(5)))
+    units, dies_at, died = 60, {0, 7, 8, 31, 58, 59}, set[int]()
+    settings = {"units": units, "units_per_round": 7, "optimizer": kvps.SGD(lr=0.5)}
+    job = store.create_job("job", ZERO, staleness=staleness, shards=shards, **settings | PATIENT)
+    run_workers(job, *(partial(do_units, job, f"w{i}", _gradient, dies_at, died) for i in range(5)))
     assert died == dies_at
     assert used(job) == dict.fromkeys(range(units), 1)
     rounds = job.config.unit_rounds
@@ -114,20 +80,17 @@ def test_each_unit_counts_once_though_workers_come_and_die(store: Store, stalene
 def test_one_worker_ends_what_three_had_begun_before_a_checkpoint(store: Store) -> None:
     settings = {"units": 12, "units_per_round": 3, "optimizer": kvps.SGD(lr=0.5), "worker_timeout_ms": 1000}
     job = store.create_job("job", ZERO, workers=3, **settings)
-    aggregator = Aggregator(job, threading.Event())
-    aggregator.hold()
     sessions = [job.join(f"w{i}") for i in range(3)]
     for session in sessions:
         unit = session.next_unit()
         assert unit is not None
         session.push(_gradient(session.pull(), unit))
-    while job.state().version == 0:
-        aggregator.work()
+    with aggregating(job):
+        await_version(job, 1)
     restored = store.restore_job(job.checkpoint(), "restored")
     for session in sessions:
         session.leave(finished=False)
-    aggregator.release()
-    run_workers(restored, partial(_do_units, restored, "w0"))
+    run_workers(restored, partial(do_units, restored, "w0", _gradient))
     np.testing.assert_array_equal(restored.snapshot()[1]["x"], expected(job))
 
 
@@ -145,14 +108,11 @@ def test_a_late_unit_is_handed_out_a_second_time_and_the_first_push_counts(store
     assert job.access.client.call("HGET", units, "0") == "w1 pushed, w0 computes"
     assert slow.push(_gradient(slow_params, 0)) == 0, "its clock stays"
     assert (slow.duplicates, quick.duplicates) == (1, 0)
-    aggregator = Aggregator(job, threading.Event())
-    aggregator.hold()
-    while job.state().version == 0:
-        aggregator.work()
+    with aggregating(job):
+        await_version(job, 1)
     assert [slow.next_unit(), quick.next_unit()] == [None, None]
     slow.leave()
     quick.leave()
-    aggregator.release()
     assert used(job) == {0: 1, 1: 1}
     kinds = Counter(fields["kind"] for _, fields in log_entries(job))
     assert (kinds["backup"], kinds["duplicate"]) == (1, 1)
@@ -175,22 +135,18 @@ def test_a_unit_that_two_compute_is_free_when_both_are_gone(store: Store, first_
 def test_a_damaged_unit_is_computed_again_before_its_version_is_made(store: Store) -> None:
     settings = {"units": 3, "units_per_round": 3, "optimizer": kvps.SGD(lr=0.5)} | PATIENT
     job = store.create_job("job", ZERO, **settings)
-    aggregator = Aggregator(job, threading.Event())
-    aggregator.hold()
     with job.join("w0") as session:
         for unit in range(3):
             assert session.next_unit() == unit
             session.push(_gradient(session.pull(), unit))
         store.client.call("SETRANGE", job.access.keys.gradient(0, "w0", session.incarnation, 2, 0), 0, "bad!")
-        while job.access.client.call("HGET", job.access.keys.units, "1") != "free":
-            aggregator.work()
-        assert job.state().version == 0
-        assert session.next_unit() == 1
-        session.push(_gradient(session.pull(), 1))
-        while job.state().version == 0:
-            aggregator.work()
+        with aggregating(job):
+            assert eventually(lambda: job.access.client.call("HGET", job.access.keys.units, "1") == "free")
+            assert job.state().version == 0
+            assert session.next_unit() == 1
+            session.push(_gradient(session.pull(), 1))
+            await_version(job, 1)
         assert session.next_unit() is None
-    aggregator.release()
     np.testing.assert_array_equal(job.snapshot()[1]["x"], expected(job))
     check_chain(job)
 
@@ -198,40 +154,32 @@ def test_a_damaged_unit_is_computed_again_before_its_version_is_made(store: Stor
 def test_an_outlier_is_left_out_for_good_or_its_round_would_never_end(store: Store) -> None:
     settings = {"units": 4, "units_per_round": 4, "reject_norm": 10.0, "optimizer": kvps.SGD(lr=1.0)} | PATIENT
     job = store.create_job("job", ZERO, **settings)
-    aggregator = Aggregator(job, threading.Event())
-    aggregator.hold()
-    with job.join("w0") as session:
+    with aggregating(job), job.join("w0") as session:
         for unit in range(4):
             assert session.next_unit() == unit
             session.pull()
-            session.push(_grads(1e6 if unit == 2 else 1.0))
-        while job.state().version == 0:
-            aggregator.work()
+            session.push(grads(1e6 if unit == 2 else 1.0))
+        await_version(job, 1)
         assert session.next_unit() is None
-    aggregator.release()
     assert job.state().units_done == 4
     check_chain(job)
 
 
 def test_weights_are_kept_for_the_units_of_one_version_and_a_pull_is_due_for_the_next(store: Store) -> None:
     job = store.create_job("job", ZERO, units=4, units_per_round=2, optimizer=kvps.SGD(lr=1.0), **PATIENT)
-    aggregator = Aggregator(job, threading.Event())
-    aggregator.hold()
-    with job.join("w0") as session:
+    with aggregating(job), job.join("w0") as session:
         assert session.next_unit() == 0
         session.pull()
-        session.push(_grads(1))
+        session.push(grads(1))
         assert session.next_unit() == 1
         with pytest.raises(kvps.WrongOrder, match="pull"):
-            session.push(_grads(1))
+            session.push(grads(1))
         session.pull()
-        session.push(_grads(1))
-        while job.state().version == 0:
-            aggregator.work()
+        session.push(grads(1))
+        await_version(job, 1)
         assert session.next_unit() == 2
         np.testing.assert_array_equal(session.pull()["x"], [-1, -1, -1])
-        session.push(_grads(1))
-    aggregator.release()
+        session.push(grads(1))
 
 
 def test_push_is_fenced_by_the_version_of_its_unit(store: Store) -> None:
@@ -239,21 +187,16 @@ def test_push_is_fenced_by_the_version_of_its_unit(store: Store) -> None:
     job = store.create_job("job", ZERO, staleness=1, units=6, units_per_round=1, **PATIENT)
     session, state = job.join("w0"), job.state()
     scripts = job.access.scripts
-    assert session.next_unit() == 0
-    session.pull()
-    session.push(_grads(1))
-    assert session.next_unit() == 1
-    aggregator = Aggregator(job, threading.Event())
-    aggregator.hold()
-    session.pull()
-    session.push(_grads(1))
-    while job.state().version < 2:
-        aggregator.work()
+    with aggregating(job):
+        for unit in range(2):
+            assert session.next_unit() == unit
+            session.pull()
+            session.push(grads(1))
+        await_version(job, 2)
     assert session.next_unit() == 2
     with pytest.raises(kvps.WrongOrder, match="BASE"):
         scripts.push("w0", session.incarnation, 3, 0, 1, "0", state.history, 2)
     session.leave(finished=False)
-    aggregator.release()
 
 
 @pytest.mark.parametrize(
@@ -280,7 +223,7 @@ def test_the_seed_of_a_unit_follows_from_the_jobs_seed_and_the_unit(store: Store
             session.next_unit()
             first = session.unit_seed
             session.pull()
-            session.push(_grads(1))
+            session.push(grads(1))
             session.next_unit()
             seeds.append((first, session.unit_seed))
     assert seeds[0] == seeds[1]

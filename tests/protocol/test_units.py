@@ -2,68 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from functools import partial
 
 import numpy as np
 import pytest
 from helpers.digits_job import digits_job, run_workers
-from helpers.harness import check_chain
+from helpers.harness import aggregating, await_version, check_chain
 from helpers.internals import fall_silent
-from kvps_aggregator import Aggregator
+from helpers.units import PATIENT, ZERO, do_units, grads, used
 from kvps_workers import load_task
 from kvps_workers.training_loop import train
 
 import kvps
 from kvps.device.base import CPU
-from kvps.job import Job, await_unit
 from kvps.session.session import Session
 from kvps.store import Store
 
 pytestmark = pytest.mark.contract
 
-ZERO = {"x": np.zeros(3, np.float32)}
-PATIENT = {"worker_timeout_ms": 60_000}
-
-
-def _grads(value: float) -> dict[str, np.ndarray]:
-    return {"x": np.full(3, value, np.float32)}
-
-
-def _do(job: Job, worker: str, dies_at: frozenset[int]) -> None:
-    """Take and push units until all are committed; dies, once, in the middle of each of `dies_at`."""
-    again = True
-    while again:
-        session = job.join(worker, takeover=True)
-        while (unit := session.next_unit()) is not None:
-            session.pull()
-            if unit in dies_at and unit not in _died:
-                _died.add(unit)
-                break
-            session.push(_grads(unit + 1))
-        else:
-            session.leave()
-            again = await_unit(job)
-
-
-_died: set[int] = set()
-
-
-def used(job: Job) -> Counter[int | None]:
-    return Counter(c.unit for commit in job.log() for c in commit.plan.contributions)
-
 
 @pytest.mark.parametrize(("staleness", "shards"), [(0, 1), (2, 2), (-1, 2)])
 def test_each_unit_is_committed_once_though_workers_die(store: Store, staleness: int, shards: int) -> None:
     """The last units too: who has none left joins again for those that come back."""
-    _died.clear()
-    units = 60
+    units, dies_at, died = 60, {0, 7, 8, 31, 58, 59}, set[int]()
     settings = {"reduction": "sum", "optimizer": kvps.SGD(lr=1.0)} | PATIENT
     job = store.create_job("job", ZERO, workers=3, staleness=staleness, shards=shards, units=units, **settings)
-    dies_at = frozenset({0, 7, 8, 31, 58, 59})
-    run_workers(job, *(partial(_do, job, f"w{i}", dies_at) for i in range(3)))
-    assert _died == dies_at
+    gradient = lambda _, unit: grads(unit + 1)  # noqa: E731
+    run_workers(job, *(partial(do_units, job, f"w{i}", gradient, dies_at, died) for i in range(3)))
+    assert died == dies_at
     assert used(job) == dict.fromkeys(range(units), 1)
     assert job.access.client.call("HGETALL", job.access.keys.units) == {"next": str(units), "done": str(units)}
     np.testing.assert_array_equal(job.snapshot()[1]["x"], np.full(3, -sum(range(1, units + 1)), np.float32))
@@ -81,7 +47,7 @@ def test_a_unit_is_the_workers_until_it_is_pushed_evicted_or_has_left(store: Sto
         w1.next_unit()
     w2.leave(finished=False)
     w0.pull()
-    w0.push(_grads(1))
+    w0.push(grads(1))
     job.access.scripts.evict("w0", w0.incarnation)
     assert job.access.client.call("HGETALL", job.access.keys.units) == {
         "next": "3",
@@ -95,18 +61,15 @@ def test_a_unit_is_the_workers_until_it_is_pushed_evicted_or_has_left(store: Sto
 
 def test_what_was_pushed_and_rejected_is_handed_out_again(store: Store) -> None:
     job = store.create_job("job", ZERO, units=2, staleness=-1, **PATIENT)
-    aggregator = Aggregator(job, threading.Event())
     with job.join("w0") as session:
         assert session.next_unit() == 0
         session.pull()
-        session.push(_grads(1))
+        session.push(grads(1))
         store.client.call("SETRANGE", job.access.keys.gradient(0, "w0", session.incarnation, 1, 0), 0, "bad!")
-        aggregator.hold()
-        while job.state().version == 0:
-            aggregator.work()
+        with aggregating(job):
+            await_version(job, 1)
         assert job.access.client.call("HGET", job.access.keys.units, "0") == "free"
         assert session.next_unit() == 0
-    aggregator.release()
 
 
 def test_take_and_push_belong_together(store: Store) -> None:
@@ -114,7 +77,7 @@ def test_take_and_push_belong_together(store: Store) -> None:
     with job.join("w0") as session:
         session.pull()
         with pytest.raises(kvps.WrongOrder, match="next_unit"):
-            session.push(_grads(1))
+            session.push(grads(1))
     plain = store.create_job("plain", ZERO)
     with plain.join("w0") as session, pytest.raises(kvps.WrongOrder, match="units=N"):
         session.next_unit()
