@@ -29,15 +29,14 @@ def record() -> list[str]:
         with kvps.connect() as store:
             run = subprocess.Popen([sys.executable, "-m", "kvps", *COMMAND], stdout=subprocess.PIPE, text=True)
             job = _first_job(store)
-            display, units = Display(job, {}), job.config.units
+            display, units = Display(job), job.config.units
             while run.poll() is None:
                 state = job.state()
-                display.observe(state)
                 if state.units_done >= (len(frames) + 1) * units / (FRAMES + 1):
-                    frames.append(_frame(display, job, len(frames), "\n"))
+                    frames.append(_frame(display, len(frames), "\n"))
                 job.access.client.wait({job.access.keys.commits: state.last_entry}, 50)
             said = run.stdout.read() if run.stdout else ""
-            frames.append(_frame(display, job, len(frames), "\n".join(said.splitlines()[-2:])))
+            frames.append(_frame(display, len(frames), "\n".join(said.splitlines()[-2:])))
     finally:
         private_server.stop()
     return frames
@@ -50,12 +49,10 @@ def _first_job(store: kvps.Store) -> kvps.Job:
         store.client.wait({"kvps:preflight:none": "$"}, 50)
 
 
-def _frame(display: Display, job: kvps.Job, number: int, result: str) -> str:
-    state = job.state()
-    display.observe(state)
+def _frame(display: Display, number: int, result: str) -> str:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(f"[bold green]$[/] kvps {' '.join(COMMAND)}\n", highlight=False)
-    console.print(display.render(state))
+    console.print(display.render())
     console.print(f"\n{result}", highlight=False)
     drawn = console.export_svg(title="kvps up", unique_id=f"kvps{number}")
     return re.sub(

@@ -82,9 +82,7 @@ def test_any_float_is_shown_as_it_is(store: Store, loss: float) -> None:
             session.pull()
             session.push(ONES, loss)
     np.testing.assert_allclose(newest_losses(job)["w0"], loss, rtol=1e-5)
-    display = Display(job, {})
-    display.observe(job.state())
-    assert f"loss {loss_text(float(loss))}" in display.line(job.state())
+    assert f"loss {loss_text(float(loss))}" in Display(job).line()
 
 
 # -- arrays --------------------------------------------------------------------------------------------------------

@@ -46,18 +46,17 @@ def drawn_words(svg: str) -> set[str]:
 def said(store: Store) -> set[str]:
     """The words that the screens say of a job that runs, has a standby and ends."""
     job = store.create_job("digits", model(), workers=2, staleness=2)
-    display, console = Display(job, {"w0": 9, "w1": 9}, quiet=True), Console(width=120, record=True, quiet=True)
+    display, console = Display(job, quiet=True), Console(width=120, record=True, quiet=True)
     with aggregating(job), aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
         for number in range(4):
-            display.observe(job.state())
             for session in (w0, w1):
                 session.push(gradient(session.pull(), session.rank, number), loss=1.0)
         state, view = job.state(), JobWatch(job).look()
-        console.print(display.render(state))
+        console.print(display.render())
         lines = [*rows.header(view, 160), rows.legend(), *(c.head for c in rows.worker_columns(160, view.workers))]
         drawn = graph.as_svg(graph.as_json(job, view))
     top = [*(line.plain for line in lines), *(c.plain for c in rows.shard_table(view.shards, 160)[0])]
-    text = [console.export_text(), display.line(state), str(Figures.of(job, state)), *top, "a whole bar is"]
+    text = [console.export_text(), display.line(), str(Figures.of(job, state)), *top, "a whole bar is"]
     text += [getattr(binding, "description", "") for binding in Top.BINDINGS]
     known = words(" ".join([*text, OF_STATES, OF_COMMANDS, OF_JOBS]))
     return known | drawn_words(drawn) | drawn_words(figure(record(job), "svg").decode())

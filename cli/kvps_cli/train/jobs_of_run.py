@@ -91,7 +91,7 @@ class JobsOfRun:
         self._logs[job.name] = log = ExitStack()
         log.enter_context(self._served.kept.logging_to(job, quiet, which=self._which(job)))
         self._display.close()
-        display = self._display.enter_context(Display(job, {}, quiet, self._title(job)))
+        display = self._display.enter_context(Display(job, quiet, self._title(job)))
         self._followed[job.name] = Followed(job, serving, display, lambda state: self._show_figures(job, state))
 
     def _which(self, job: Job) -> str:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import typer
 from kvps_monitor import palette
+from kvps_monitor.job_now import FINISHED
 from kvps_monitor.live import JobWatch
 from kvps_monitor.views import JobView
 from rich.console import Console, Group, RenderableType
@@ -37,25 +37,17 @@ log = logging.getLogger("kvps.supervise")
 POLL_S = 0.2
 _FINISH_S = 5.0
 _LINE_EVERY_S = 2.0
-_RATE_OVER = 8  # states, over which the rate is taken
 
 
 class Display:
-    """A view of a job's state on stderr; with `quiet` it shows nothing.
+    """A view of a job's state on stderr; with `quiet` it shows nothing."""
 
-    `rounds` is worker -> how many rounds it will do, for each worker for which that is known; if rounds end by the
-    clock, how many samples it will have.
-    """
-
-    def __init__(self, job: Job, rounds: dict[str, int], quiet: bool = False, title: str = "") -> None:
+    def __init__(self, job: Job, quiet: bool = False, title: str = "") -> None:
         """`title` begins each plain line: of several jobs, which one it is about."""
         self._title = title
         self._console = Console(stderr=True, quiet=quiet)
         self._job = job
         self._watch = JobWatch(job)
-        self._rounds = rounds
-        self._counts: deque[tuple[float, int]] = deque(maxlen=_RATE_OVER)  # when, and how many contributions
-        self._first: tuple[float, dict[str, int]] | None = None  # when a worker was first there, and what was done then
         self._next_line = 0.0
         self._final: int | None = None  # the version for which the last line was printed
         self._live: Live | None = None
@@ -74,63 +66,53 @@ class Display:
 
     def show(self, state: State, last: bool = False) -> None:
         """Show the job as it is now. Without a table, print a line every 2 s, and with `last` one more per version."""
-        self.observe(state)
         if self._live:
-            self._live.update(self.render(state), refresh=True)
+            self._live.update(self.render(), refresh=True)
         elif last and self._final != state.version:
             self._final = state.version
-            self._print(state)
+            self._print()
         elif not last and state.members and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_EVERY_S
-            self._print(state)
+            self._print()
 
-    def _print(self, state: State) -> None:
-        self._console.print(self._title + self.line(state), highlight=False, soft_wrap=True)
+    def _print(self) -> None:
+        self._console.print(self._title + self.line(), highlight=False, soft_wrap=True)
 
-    def observe(self, state: State) -> None:
-        """Note the time, the number of contributions and how much is done, for the rate and the time left."""
-        if self._first is None and state.members:
-            self._first = time.monotonic(), self._work_done(state)
-        self._counts.append((time.monotonic(), sum(state.clock.values())))
-
-    def line(self, state: State) -> str:
-        """Return the state as one plain line."""
+    def line(self) -> str:
+        """Return the job as it is now as one plain line."""
         view = self._watch.look()
-        units = f"units {state.units_done:,} of {view.units:,}  " if view.units else ""
-        clocks = " ".join(f"{worker}={count:,}" for worker, count in sorted(state.clock.items()))
+        units = f"units {view.units_done:,} of {view.units:,}  " if view.units else ""
+        clocks = " ".join(f"{worker}={count:,}" for worker, count in sorted((w.worker, w.clock) for w in view.workers))
         return (
-            f"version {state.version:,}  {units}clock {clocks or '-'}  loss {loss_text(view.loss)}  "
-            f"{self._rate():.0f} contributions/s  waiting {_waiting(view):.0%}{self._left(state)}"
+            f"version {view.version:,}  {units}clock {clocks or '-'}  loss {loss_text(view.loss)}  "
+            f"{_rate(view):.0f} contributions/s  waiting {_waiting(view):.0%}{_left(view)}"
         )
 
-    def render(self, state: State) -> RenderableType:
-        """Return the state as a table."""
+    def render(self) -> RenderableType:
+        """Return the job as it is now as a table."""
         c, view = self._job.config, self._watch.look()
-        looked = {w.worker: w for w in view.workers}
         title = Text.assemble(
             (self._job.name, "bold cyan"),
             f"  {c.mode}, {counted(c.workers, 'worker')}, {c.optimizer}\n",
             ("version ", "dim"),
-            (f"{state.version:,}", "bold"),
+            (f"{view.version:,}", "bold"),
             ("   contributions/s ", "dim"),
-            (f"{self._rate():,.0f}", "bold"),
+            (f"{_rate(view):,.0f}", "bold"),
             ("   loss ", "dim"),
             (loss_text(view.loss), "bold"),
             ("   waiting ", "dim"),
             (f"{_waiting(view):.0%}", "bold"),
-            (self._left(state).replace("  ", "   "), "bold"),
+            (_left(view).replace("  ", "   "), "bold"),
         )
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("worker", "clock", "", "loss", "waiting", "state"):
             table.add_column(name, justify="right" if name in ("clock", "loss", "waiting") else "left")
-        for m in sorted(state.members.values(), key=lambda m: (len(m.worker), m.worker)):
-            if (w := looked.get(m.worker)) is None:  # it has joined since
-                continue
-            total = 0 if c.units else self._rounds.get(m.worker, 0)
+        rounds = 0 if c.units else c.metadata.rounds
+        for w in view.workers:
             table.add_row(
-                m.worker,
-                f"{m.clock:,}",
-                ProgressBar(total=total, completed=m.round, width=24) if total else "",
+                w.worker,
+                f"{w.clock:,}",
+                ProgressBar(total=rounds, completed=w.committed, width=24) if rounds else "",
                 loss_text(w.loss),
                 f"{w.shares.get(WAIT, 0.0):.0%}",
                 palette.doing(w),
@@ -140,34 +122,20 @@ class Display:
         done = Table.grid(padding=(0, 2))
         done.add_column(no_wrap=True)
         done.add_column(no_wrap=True)
-        done.add_row(ProgressBar(total=c.units, completed=state.units_done, width=16), Text(view.units_text))
+        done.add_row(ProgressBar(total=c.units, completed=view.units_done, width=16), Text(view.units_text))
         return Group(title, done, table)
 
-    def _work_done(self, state: State) -> dict[str, int]:
-        """Return worker -> how much it has done, for each worker for which it is known how much it will do. The units
-        of all workers are one entry."""
-        if self._job.config.units:
-            return {"": state.units_done}
-        known = [m for m in state.members.values() if self._rounds.get(m.worker)]
-        return {m.worker: min(m.round, self._rounds[m.worker]) for m in known}
 
-    def _left(self, state: State) -> str:
-        """Return the time that the slowest worker still takes at its rate so far; "" if that is not known."""
-        if self._first is None:
-            return ""
-        since, before = self._first
-        lasted, units, longest = time.monotonic() - since, self._job.config.units, 0.0
-        for worker, done in self._work_done(state).items():
-            rest = (units or self._rounds[worker]) - done
-            did = done - before.get(worker, 0)
-            if rest and not did:
-                return ""
-            longest = max(longest, lasted * rest / did if rest > 0 else 0.0)
-        return f"  {duration(longest)} left" if longest else ""
+def _rate(view: JobView) -> float:
+    """Return how many contributions there are in a second, lately; of a finished job, in all its time."""
+    if view.state == FINISHED:
+        return view.contributions / view.elapsed_s if view.elapsed_s else 0.0
+    return sum(w.rounds_per_s or 0.0 for w in view.workers)
 
-    def _rate(self) -> float:
-        (then, before), (now, count) = self._counts[0], self._counts[-1]
-        return (count - before) / (now - then) if now > then else 0.0
+
+def _left(view: JobView) -> str:
+    """Return the time that what is left takes; "" if that is not known."""
+    return f"  {duration(view.eta_s)} left" if view.eta_s else ""
 
 
 def _waiting(view: JobView) -> float:

@@ -111,7 +111,7 @@ def up(
         supervisor = Supervisor(
             store, launched_by, lambda: [created], Care(not trial, options=tuple(log_options(quiet, verbose)))
         )
-        display = Display(created, rounds, quiet)
+        display = Display(created, quiet)
         with kept.logging_to(created, quiet, holds_newest=True) as rows:
             workers = _train(supervisor, created, display, arguments, aggregators or (2 if trial else 1), kept, trial)
             version = _finish(created, loaded, report, rows, quiet)
