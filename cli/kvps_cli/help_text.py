@@ -6,16 +6,15 @@ An option that --help leaves out is declared with `hidden=True`. A shell complet
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from functools import wraps
-from inspect import Parameter, signature
+from collections.abc import Iterable
+from inspect import Parameter
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvps.errors import counted
-from kvps_cli.options import declare
+from kvps_cli.options import redeclared
 
 WIDEST = 100
 """Columns of a help text on a wide terminal."""
@@ -25,31 +24,16 @@ _ALL = "kvps.help-all"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Have `app`, and the apps and commands in it, show their help in this way."""
+    """Have `app` and its commands show their help in this way."""
     app.info.cls = Group
     for command in app.registered_commands:
         command.cls = _Command
         if command.callback:
-            command.callback = _with_help_all(command.callback)
-    for group in app.registered_groups:
-        if group.typer_instance:
-            add_to(group.typer_instance)
+            command.callback = redeclared(command.callback, lambda taken: [*taken, _HELP_ALL], _forget_help_all)
 
 
-def _with_help_all(command: Callable[..., None]) -> Callable[..., None]:
-    taken = signature(command, eval_str=True).parameters
-
-    @wraps(command)
-    def run(context: typer.Context, help_all: bool, **values: Any) -> None:
-        if "context" in taken:
-            values["context"] = context
-        command(**values)
-
-    help = "Show all options and exit."
-    info = typer.Option("--help-all", help=help, callback=_show_all, is_eager=True)
-    annotation = Annotated[bool, info]
-    declare(run, [*taken.values(), Parameter("help_all", Parameter.KEYWORD_ONLY, default=False, annotation=annotation)])
-    return run
+def _forget_help_all(_: typer.Context, values: dict[str, Any]) -> None:
+    del values["help_all"]
 
 
 def _show_all(context: typer.Context, asked: bool) -> None:
@@ -57,6 +41,16 @@ def _show_all(context: typer.Context, asked: bool) -> None:
         context.meta[_ALL] = True
         typer.echo(context.get_help(), color=context.color)
         raise typer.Exit
+
+
+_HELP_ALL = Parameter(
+    "help_all",
+    Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--help-all", help="Show all options and exit.", callback=_show_all, is_eager=True)
+    ],
+)
 
 
 class Group(TyperGroup):

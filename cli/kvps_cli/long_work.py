@@ -46,10 +46,6 @@ class Stage:
         """Note that so many units more are done."""
         self.done += number
 
-    def restart(self) -> None:
-        """Begin to count the time: the work before this was another."""
-        self.began = time.monotonic()
-
     def update(self) -> None:
         """Set `done` to what the measure returns."""
         if self.measure:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -38,15 +38,15 @@ Prefetch = Annotated[
     ),
 ]
 
+_server_option = partial(typer.Option, rich_help_panel=SERVER)
 Redis = Annotated[
     str | None,
-    typer.Option(
+    _server_option(
         "--redis",
         envvar="KVPS_REDIS_URL",
         metavar="URL",
         help="Redis to use (redis://, rediss://, unix://, redis+sentinel://).",
         show_default="your private server",
-        rich_help_panel=SERVER,
     ),
 ]
 QueueRedis = Annotated[
@@ -61,26 +61,24 @@ QueueRedis = Annotated[
 ]
 Listen = Annotated[
     str | None,
-    typer.Option(
+    _server_option(
         metavar="HOST:PORT",
         help="Let the private server listen on TCP too, behind a password, for workers on other machines.",
-        rich_help_panel=SERVER,
     ),
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option(
+    _server_option(
         metavar="DIR",
         help="Keep the private server's data in this directory, and load it from there at the next start.",
         show_default="it keeps nothing",
-        rich_help_panel=SERVER,
     ),
 ]
 
 SERVER_STAYS_S = 600.0
 ServerStays = Annotated[
     float | None,
-    typer.Option(
+    _server_option(
         "--server-stays",
         envvar="KVPS_SERVER_STAYS",
         metavar="SECONDS",
@@ -90,7 +88,6 @@ ServerStays = Annotated[
         "can look at them. 0 ends it with the command.",
         show_default=f"{SERVER_STAYS_S:g}, or 0 with --listen or --data-dir",
         hidden=True,
-        rich_help_panel=SERVER,
     ),
 ]
 
@@ -106,19 +103,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_CHECKPOINTS = Path("checkpoints")
 LOOPBACK = "127.0.0.1"
-
-
-def port_of(what: str, help: str, without: str) -> Any:
-    """Return the option --WHAT-port: the TCP port on which a command answers what others ask of it."""
-    name, panel = f"--{what}-port", what.title()
-    return typer.Option(name, metavar="N", min=1, max=65535, help=help, show_default=without, rich_help_panel=panel)
-
-
-def host_of(what: str, help: str) -> Any:
-    """Return the option --WHAT-host: the address of that port."""
-    help = f"The address of --{what}-port. By default only this machine reaches it. {help}"
-    name, panel = f"--{what}-host", what.title()
-    return typer.Option(name, metavar="HOST", help=help, show_default=LOOPBACK, rich_help_panel=panel, hidden=True)
 
 
 class SharedOptions:
@@ -137,19 +121,38 @@ class SharedOptions:
 
 def with_shared(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each parameter of a command that is annotated as SharedOptions by these options."""
-    taken = signature(command, eval_str=True).parameters
-    annotations = {name: p.annotation for name, p in taken.items()}
+    annotations = {name: p.annotation for name, p in signature(command, eval_str=True).parameters.items()}
     kinds = {n: a for n, a in annotations.items() if isinstance(a, type) and issubclass(a, SharedOptions)}
     shared = {name: kind.parameters() for name, kind in kinds.items()}
 
-    @wraps(command)
-    def run(context: typer.Context, **values: Any) -> None:
+    def take(context: typer.Context, values: dict[str, Any]) -> None:
         for name, parameters in shared.items():
             given = {p.name: values.pop(p.name) for p in parameters}
             values[name] = kinds[name].of(context, given)
+
+    return redeclared(command, lambda taken: [option for p in taken for option in shared.get(p.name, [p])], take)
+
+
+def redeclared(
+    command: Callable[..., None],
+    options: Callable[[Iterable[Parameter]], Iterable[Parameter]],
+    take: Callable[[typer.Context, dict[str, Any]], object],
+) -> Callable[..., None]:
+    """Have Typer see the `options` that are made of the parameters of a command. `take` is called before the command
+    with the values of these options, and turns them into the values of the parameters."""
+    taken = signature(command, eval_str=True).parameters
+
+    @wraps(command)
+    def run(context: typer.Context, **values: Any) -> None:
+        take(context, values)
+        if "context" in taken:
+            values["context"] = context
         command(**values)
 
-    declare(run, [option for name, p in taken.items() for option in shared.get(name, [p])])
+    shown = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    shown += [p.replace(kind=Parameter.KEYWORD_ONLY) for p in options(taken.values()) if p.name != "context"]
+    run.__signature__ = Signature(shown)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in shown}
     return run
 
 
@@ -207,14 +210,6 @@ def is_given(context: typer.Context, name: str) -> bool:
     """Return whether the user gave this option; the task or the script may choose what the user left out."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def declare(command: Callable[..., None], parameters: Iterable[Parameter]) -> None:
-    """Have Typer see these parameters as those of a command, behind its context."""
-    shown = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-    shown += [p.replace(kind=Parameter.KEYWORD_ONLY) for p in parameters if p.name != "context"]
-    command.__signature__ = Signature(shown)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in shown}
 
 
 def check_file(option: str, path: Path) -> None:

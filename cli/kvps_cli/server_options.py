@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Iterable
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ import typer
 from kvps.connection.credentials import CA, CERTIFICATE, KEY, over_tls
 from kvps.connection.patience import PATIENCE, PATIENCE_S
 from kvps.errors import InvalidSetting
-from kvps_cli.options import SERVER, declare, is_given
+from kvps_cli.options import SERVER, is_given, redeclared
 
 _Patience = Annotated[
     float | None,
@@ -37,33 +36,24 @@ _FILES = {  # option: its environment variable, and its help
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give the options to each command of `app`, and of the apps in it, that has --redis."""
-    for command in app.registered_commands:
-        if command.callback and "redis" in signature(command.callback).parameters:
-            command.callback = _with_options(command.callback)
-    for group in app.registered_groups:
-        if group.typer_instance:
-            add_to(group.typer_instance)
-
-
-def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    taken = signature(command, eval_str=True).parameters
-
-    @wraps(command)
-    def run(context: typer.Context, **values: Any) -> None:
-        files = {option: values.pop(_name(option)) for option in _FILES}
-        _check(context, [values["redis"], values.get("queue_redis")])
-        given = {_FILES[option][0]: file for option, file in files.items()} | {PATIENCE: values.pop("patience")}
-        # The connections of this process find them there, and so do those of the processes that it starts.
-        os.environ.update({variable: str(value) for variable, value in given.items() if value is not None})
-        if "context" in taken:
-            values["context"] = context
-        command(**values)
-
+    """Give the options to each command of `app` that has --redis."""
     own = [_parameter(option, variable, help) for option, (variable, help) in _FILES.items()]
     own += [Parameter("patience", Parameter.KEYWORD_ONLY, default=None, annotation=_Patience)]
-    declare(run, [option for p in taken.values() for option in ([p, *own] if p.name == "redis" else [p])])
-    return run
+
+    def options(taken: Iterable[Parameter]) -> list[Parameter]:
+        return [option for p in taken for option in ([p, *own] if p.name == "redis" else [p])]
+
+    for command in app.registered_commands:
+        if command.callback and "redis" in signature(command.callback).parameters:
+            command.callback = redeclared(command.callback, options, _take)
+
+
+def _take(context: typer.Context, values: dict[str, Any]) -> None:
+    files = {option: values.pop(_name(option)) for option in _FILES}
+    _check(context, [values["redis"], values.get("queue_redis")])
+    given = {_FILES[option][0]: file for option, file in files.items()} | {PATIENCE: values.pop("patience")}
+    # The connections of this process find them there, and so do those of the processes that it starts.
+    os.environ.update({variable: str(value) for variable, value in given.items() if value is not None})
 
 
 def _name(option: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from kvps_monitor.loggers.targets import Target
+from kvps_monitor.views import event_json
 
 from kvps.arrays.number_ranges import numbers_in
 from kvps.errors import InvalidSetting, KvpsError, counted, printable
@@ -85,7 +86,7 @@ def _write_rows(job: Job, targets: Sequence[Target], follow: bool, checkpoints: 
 def _print(events: Iterable[Event], as_json: bool) -> None:
     for event in events:
         if as_json:
-            print_json({"at_ms": event.at_ms, "event": event.kind, **event.facts})
+            print_json(event_json(event))
         else:
             print(printable(_line(event)), flush=True)
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvps.errors import InvalidSetting
 from kvps.store import Store
 from kvps_cli import connect, options
 from kvps_cli.output import say
+from kvps_cli.ports import host_of, port_of
 
 if TYPE_CHECKING:
     from kvps_monitor.metrics.server import MetricsServer
@@ -22,8 +22,8 @@ _SERVES = "Serve metrics for Prometheus on this TCP port, as kvps metrics does."
 _OPEN = "There is no password on it."
 _ADDRESS = f"The address of the port. By default only this machine reaches it. {_OPEN}"
 
-Port = Annotated[int | None, options.port_of("metrics", _SERVES, without="no metrics")]
-Host = Annotated[str | None, options.host_of("metrics", _OPEN)]
+Port = Annotated[int | None, port_of("metrics", _SERVES, without="no metrics")]
+Host = Annotated[str | None, host_of("metrics", _OPEN)]
 
 
 def metrics(
@@ -37,25 +37,10 @@ def metrics(
     are exact. What is counted from logs and traces (staleness, seconds, bytes, joins, evictions) begins, when this
     command starts, with what Redis still has of them.
     """
-    with _opened("--port", host, port) as server, connect.existing_store(redis) as store:
+    with server_of("--port", host, port) as server, connect.existing_store(redis) as store:
         say(f"metrics of all jobs at http://{f'[{host}]' if ':' in host else host}:{port}/metrics; Ctrl-C ends it")
         with server.serving(store, None, say):
             threading.Event().wait()
-
-
-@contextmanager
-def opened(port: int | None, host: str | None = None) -> Iterator[MetricsServer | None]:
-    """Open the port of --metrics-port, and close it behind the block; yield None without a port.
-
-    Raises KvpsError for a port that cannot be had, InvalidSetting for a host without a port.
-    """
-    if port is not None:
-        with _opened("--metrics-port", host or options.LOOPBACK, port) as server:
-            yield server
-    elif host is not None:
-        raise InvalidSetting("--metrics-host is the address of --metrics-port: give that too")
-    else:
-        yield None
 
 
 @contextmanager
@@ -65,9 +50,8 @@ def serving(server: MetricsServer | None, store: Store, job: str | None) -> Iter
         yield
 
 
-@contextmanager
-def _opened(option: str, host: str, port: int) -> Iterator[MetricsServer]:
+def server_of(option: str, host: str, port: int) -> MetricsServer:
+    """Return the server, which has its port. Raises KvpsError for one that cannot be had."""
     with options.extra("metrics", "metrics need prometheus-client", "prometheus_client"):
         from kvps_monitor.metrics import server
-    with server.MetricsServer(option, host, port) as opened:
-        yield opened
+    return server.MetricsServer(option, host, port)

@@ -15,11 +15,8 @@ from kvps.protocol.acl import READ_ONLY_KEYS, ROLES, check_jobs, rules
 from kvps_cli import connect, options
 from kvps_cli.output import say
 
-_OLD = {
-    "evaluator": "this user may write every key of the job, its weights too",
-    "worker": "this user may write every key of the job, its weights too",
-    "host": "this user may write every key of the job, its weights too",
-    "reader": "this user may run no script, so a read that is slower than the commits cannot keep its version",
+_OLD = dict.fromkeys(("evaluator", "worker", "host"), "this user may write every key of the job, its weights too") | {
+    "reader": "this user may run no script, so a read that is slower than the commits cannot keep its version"
 }
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Annotated
 
 from kvps.connection.patience import patience_s
-from kvps.errors import InvalidSetting
 from kvps.machine.http_server import Handler, HttpServer
-from kvps_cli.options import LOOPBACK, host_of, port_of
+from kvps_cli.ports import host_of, port_of
 
 READY_S = 5.0
 """/ready answers 503 if Redis has not answered for so long."""
@@ -36,11 +34,11 @@ Host = Annotated[str | None, host_of("health", _HOST)]
 class Probes(HttpServer):
     """The HTTP server, which answers after `begin`. Raises KvpsError for a port that cannot be had."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, option: str, host: str, port: int) -> None:
         self._last_turn: Callable[[], float] = time.monotonic
         self._answering = False
         self._live_s = patience_s() + HANGS_S
-        super().__init__("--health-port", host, port, _Probe)
+        super().__init__(option, host, port, _Probe)
 
     def begin(self, last_turn: Callable[[], float]) -> None:
         """Begin to answer on a thread. `last_turn` returns the time (time.monotonic) of the loop's last turn."""
@@ -71,18 +69,3 @@ class _Probe(Handler):
     def respond(self) -> None:
         status, text = self.server.state(self.path)
         self.answer(status, "text/plain", f"{text}\n".encode())
-
-
-@contextmanager
-def opened(port: int | None, host: str | None = None) -> Iterator[Probes | None]:
-    """Open the port for probes, and close it behind the block; yield None without a port.
-
-    Raises KvpsError for a port that cannot be had, InvalidSetting for a host without a port.
-    """
-    if port is None:
-        if host is not None:
-            raise InvalidSetting("--health-host is the address of --health-port: give that too")
-        yield None
-        return
-    with Probes(host or LOOPBACK, port) as probes:
-        yield probes

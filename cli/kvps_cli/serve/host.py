@@ -112,7 +112,7 @@ def host(
 def _note(stage: Stage, moved: int, of: int) -> None:
     """Note how many of how many slots have moved."""
     if not moved:
-        stage.restart()
+        stage.began = time.monotonic()  # the work before this was another
     stage.done, stage.total = moved, of
 
 

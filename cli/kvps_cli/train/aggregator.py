@@ -16,7 +16,7 @@ from kvps.errors import InvalidSetting
 from kvps.optim import user_code
 from kvps.protocol.keys import check_name
 from kvps.store import Store
-from kvps_cli import connect, options
+from kvps_cli import connect, options, ports
 from kvps_cli.look import metrics
 from kvps_cli.output import say, start_log
 from kvps_cli.serve import health
@@ -103,8 +103,8 @@ def start(
     device, nodes = open_device(gpu), Near(near) if near else None
     quiet = start_log(quiet, verbose)
     with (
-        health.opened(health_port, health_host) as probes,
-        metrics.opened(metrics_port, metrics_host) as scraped,
+        ports.opened("health", health.Probes, health_port, health_host) as probes,
+        ports.opened("metrics", metrics.server_of, metrics_port, metrics_host) as scraped,
         connect.serving_store(server, quiet) as store,
         metrics.serving(scraped, store, job),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -18,20 +19,17 @@ Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for 
 
 def stop(job: options.JobName, reason: Reason = "", redis: options.Redis = None) -> None:
     """Have all workers of a job end with the same round: nothing that was acknowledged is left out."""
-    with connect.existing_job(redis, job) as opened:
-        say(f"job {job}: {_ends(opened, opened.stop(reason))}")
+    _tell(Job.stop, job, reason, redis)
 
 
 def suspend(job: options.JobName, reason: Reason = "", redis: options.Redis = None) -> None:
     """As kvps stop, but scripts end with code 75, and their workers go on from there after kvps resume."""
-    with connect.existing_job(redis, job) as opened:
-        say(f"job {job}: {_ends(opened, opened.suspend(reason))}")
+    _tell(Job.suspend, job, reason, redis)
 
 
 def pause(job: options.JobName, reason: Reason = "", redis: options.Redis = None) -> None:
     """Have a job make no version until kvps resume. Its workers wait."""
-    with connect.existing_job(redis, job) as opened:
-        say(f"job {job}: {_ends(opened, opened.pause(reason))}")
+    _tell(Job.pause, job, reason, redis)
 
 
 def resume(job: options.JobName, reason: Reason = "", redis: options.Redis = None) -> None:
@@ -63,8 +61,10 @@ def set_(
         say(f"job {job}: learning rate {rate:g} from the next version on{own}{_over(opened)}")
 
 
-def _ends(job: Job, run: RunControl) -> str:
-    return ending(job.config, run) if run.ends else run.why + _over(job)
+def _tell(how: Callable[[Job, str], RunControl], job: str, reason: str, redis: str | None) -> None:
+    with connect.existing_job(redis, job) as opened:
+        run = how(opened, reason)
+        say(f"job {job}: {ending(opened.config, run) if run.ends else run.why + _over(opened)}")
 
 
 def ending(config: JobConfig, run: RunControl) -> str:

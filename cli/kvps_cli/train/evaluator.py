@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ from kvps_cli.train.progress import relay
 
 log = logging.getLogger("kvps.supervise")
 
-_GROUP = "Evaluation"
+_option = partial(typer.Option, rich_help_panel="Evaluation")
 _LOOK_S = 0.2
 _SAY_S = 2.0
 _AGAIN = 3  # times it is started again without an evaluation in between
@@ -38,40 +39,36 @@ class EvaluatorOptions(SharedOptions):
 
     evaluator: Annotated[
         str | None,
-        typer.Option(
+        _option(
             metavar="COMMAND",
             help="Run this beside the copies, to evaluate versions: kvps.from_env() has versions() and report() there.",
             show_default="COMMAND..., up to @worker.evaluates, with --eval-every",
-            rich_help_panel=_GROUP,
         ),
     ] = None
     eval_every: Annotated[
         int | None,
-        typer.Option(
+        _option(
             metavar="N",
             min=1,
             help="Evaluate the newest version whenever N more are made, and the last one. No worker waits for that.",
             show_default="1 with --evaluator",
-            rich_help_panel=_GROUP,
         ),
     ] = None
     keep_best: Annotated[
         str | None,
-        typer.Option(
+        _option(
             metavar="FIGURE[:max]",
             help="Keep the weights of the version that has the lowest (or highest) FIGURE, in the folder best of "
             f"--checkpoints ({DEFAULT_CHECKPOINTS} without one).",
-            rich_help_panel=_GROUP,
         ),
     ] = None
     eval_grace: Annotated[
         float,
-        typer.Option(
+        _option(
             metavar="SECONDS",
             min=0,
             help="How long the run waits for the evaluation of the last version.",
             hidden=True,
-            rich_help_panel=_GROUP,
         ),
     ] = 300.0
     orders: Orders | None = field(init=False, default=None)

@@ -16,19 +16,18 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError, UsageError
-from kvps.job import Job
 from kvps.machine import launcher
 from kvps.machine.launcher import Launcher
 from kvps.parsing import JOB_ID, Fields
 from kvps.protocol.keys import JobKeys
 from kvps.store import Store
 from kvps_cli.output import say
-from kvps_cli.train.resume import lives
+from kvps_cli.train.resume import await_ended
 
 log = logging.getLogger("kvps.supervise")
 
@@ -131,7 +130,12 @@ def placed(store: Store, name: str, line: Line, most: int, begin: Callable[[str]
         lease.place = Place(lease.note.launched_by, lease.note.id, ranks, lease.number)
         workers = [f"w{rank}" for rank in ranks]
         with suppress(JobNotFound):
-            _await_ended(store.job(name), workers)
+            await_ended(
+                store.job(name),
+                lambda state: [m for m in state.members.values() if m.worker in workers],
+                "other processes",
+                "the host that was here",
+            )
         log.info("job %s: this is host %d of %d, with %s", name, lease.number + 1, line.hosts, ", ".join(workers))
         yield lease.place
     except KeyboardInterrupt:
@@ -242,20 +246,3 @@ class _Lease:
             with suppress(KvpsError):
                 if (mine := self._others().get(self.number)) and mine.nonce == self.note.nonce:
                     self._client.call("DEL", self._keys[self.number])
-
-
-def _await_ended(job: Job, workers: Sequence[str]) -> None:
-    """Wait until no process of an earlier host is at work as one of these workers. Raises UsageError if some stay."""
-    timeout_s, said = job.config.worker_timeout_ms / 1000, False
-    end = time.monotonic() + timeout_s + 1
-    while True:
-        members = [m for m in job.state().members.values() if m.worker in workers and m.active]
-        there = ", ".join(m.worker for m in members if lives(job, m, timeout_s))
-        if not there:
-            return
-        if time.monotonic() > end:
-            raise UsageError(f"job {job.name!r}: {there} are at work in other processes: end them")
-        if not said:
-            say(f"job {job.name}: waits until {there} of the host that was here have ended")
-            said = True
-        time.sleep(_POLL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from kvps.job import Job
 from kvps_cli import training_log
 from kvps_cli.options import DEFAULT_CHECKPOINTS, FILES, SharedOptions, check_directory
 
+_option = partial(typer.Option, rich_help_panel=FILES)
 RESUMABLE_EVERY = 100
 """After how many versions a checkpoint is written with --resume, unless the user says otherwise."""
 
@@ -31,48 +33,42 @@ class KeptFiles(SharedOptions):
 
     record: Annotated[
         Path | None,
-        typer.Option(
+        _option(
             metavar="DIR",
             help="Keep every contribution in a file in this directory, for kvps verify --record.",
             hidden=True,
-            rich_help_panel=FILES,
         ),
     ] = None
     checkpoint_every: Annotated[
         int | None,
-        typer.Option(
+        _option(
             metavar="N",
             min=1,
             help="Write a checkpoint after every N-th and the last version, and move the commit log into a file "
             "beside it.",
-            rich_help_panel=FILES,
         ),
     ] = None
     checkpoints: Annotated[
         Path | None,
-        typer.Option(
+        _option(
             metavar="DIR",
             help="Where checkpoints are written, and the older part of the commit log is moved.",
             show_default=f"{DEFAULT_CHECKPOINTS} with --checkpoint-every",
-            rich_help_panel=FILES,
         ),
     ] = None
     keep: Annotated[
         int,
-        typer.Option(
-            metavar="K", min=1, help="How many checkpoints of a job are kept.", hidden=True, rich_help_panel=FILES
-        ),
+        _option(metavar="K", min=1, help="How many checkpoints of a job are kept.", hidden=True),
     ] = 3
     log_keep: Annotated[
         int | None,
-        typer.Option(
+        _option(
             metavar="N",
             min=0,
             help="How many versions the commit log in Redis has about. Older ones are moved into a file in the "
             "directory of --checkpoints; without one they are deleted. 0 keeps all.",
             show_default="100,000 divided by the workers, at least 200",
             hidden=True,
-            rich_help_panel=FILES,
         ),
     ] = None
     log: training_log.Logs = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from kvps_cli.options import SharedOptions
 from kvps_cli.supervise import GRACE_S, Care
 from kvps_cli.train.kept_files import RESUMABLE_EVERY, KeptFiles
 
-_GROUP = "Stop and resume"
+_option = partial(typer.Option, rich_help_panel="Stop and resume")
 
 
 @dataclass(frozen=True)
@@ -23,33 +24,30 @@ class Lifetime(SharedOptions):
 
     resume: Annotated[
         bool,
-        typer.Option(
+        _option(
             "--resume",
             help="Go on with the job of this name: the one on the server, or else its newest checkpoint in the "
             "directory of --checkpoints. If there is neither, begin anew. So the same line starts a run and resumes "
             f"it. With --checkpoints, --checkpoint-every is {RESUMABLE_EVERY} unless you give it.",
-            rich_help_panel=_GROUP,
         ),
     ] = False
     stop_grace: Annotated[
         float,
-        typer.Option(
+        _option(
             metavar="SECONDS",
             min=0,
             help="How long a process that was asked to end has, before it is killed.",
             hidden=True,
-            rich_help_panel=_GROUP,
         ),
     ] = GRACE_S
     max_restarts: Annotated[
         int,
-        typer.Option(
+        _option(
             metavar="N",
             min=0,
             help="How many times in all copies that end with an error of their own are started again. Those that a "
             "signal ends always are.",
             hidden=True,
-            rich_help_panel=_GROUP,
         ),
     ] = 0
 

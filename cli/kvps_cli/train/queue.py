@@ -1,4 +1,4 @@
-"""`kvps submit`, `kvps queue` and `kvps cancel`: jobs for hosts that serve a queue (`kvps_cli.train.queue_host`)."""
+"""`kvps submit`, `kvps queue` and `kvps cancel`: jobs for hosts that serve a queue (`kvps worker --queue`)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from kvps.launch import other_settings
 from kvps.machine import process
 from kvps.machine.launcher import Launcher
 from kvps.parsing import number
-from kvps.protocol.job_state import Member
+from kvps.protocol.job_state import Member, State
 from kvps.protocol.run_control import RunControl
 from kvps.run_jobs import Run, names_of, run_of
 from kvps.store import Store, fresh_id
@@ -152,7 +152,10 @@ def _adopted(store: Store, job: Job, launch: Launch) -> tuple[str, bool]:
     if launched and not launched.is_dead and not launched.is_elsewhere:
         raise UsageError(f"{launched} trains job {name!r}: wait for its end, or end it with kill {launched.pid}")
     finished = state.finished(config)
-    ended = [] if finished else _await_ended(job, launched, launch.grace_s)
+    ended, whose = list[Member](), launched or "processes that kvps run did not start"
+    if not finished:
+        among = partial(_keeping_places, job, launched=launched)
+        ended = await_ended(job, among, whose, "the earlier run", launch.grace_s)
     if config.unit_rounds:  # nobody waits for anybody: their units go to whoever comes
         for member in ended:
             if member.state != "gone":
@@ -171,39 +174,46 @@ def _adopted(store: Store, job: Job, launch: Launch) -> tuple[str, bool]:
     return _goes_on(job, state.version, state.run, "the job on the server"), False
 
 
-def _await_ended(job: Job, launched: Launcher | None, grace_s: float) -> list[Member]:
-    """Wait until no process of the earlier run is at work, and return the workers that keep their places. Raises
-    UsageError if some do not end.
+def _keeping_places(job: Job, state: State, launched: Launcher | None) -> list[Member]:
+    """Return the workers of an earlier run that keep their places.
 
     One that failed or was evicted keeps its place where it has data of its own and is started again, or the first copy
     that is back would train without it.
+    """
+    members = state.members.values()
+    if job.config.units:
+        ours = [m for m in members if m.state in ("active", "rejoining") or m.worker in state.on_leave]
+    else:
+        ours = [m for m in members if not (m.finished or (m.evicted and launched is None))]
+    if launched and launched.most:
+        ours = [m for m in ours if m.worker in {f"w{rank}" for rank in range(launched.most)}]
+    return ours
+
+
+def await_ended(
+    job: Job, among: Callable[[State], list[Member]], whose: object, earlier: str, grace_s: float = 0.0
+) -> list[Member]:
+    """Wait until no process `among` the workers of a job is at work, and return these workers. Raises UsageError, which
+    says `whose` they are, if some do not end.
+
     A process of another machine has ended if it was silent for the worker timeout.
     """
     timeout_s = job.config.worker_timeout_ms / 1000
     end, announced = time.monotonic() + max(timeout_s + 1, grace_s), False
     while True:
-        state = job.state()
-        if job.config.units:
-            ours = [
-                m for m in state.members.values() if m.state in ("active", "rejoining") or m.worker in state.on_leave
-            ]
-        else:
-            ours = [m for m in state.members.values() if not (m.finished or (m.evicted and launched is None))]
-        if launched and launched.most:
-            ours = [m for m in ours if m.worker in {f"w{rank}" for rank in range(launched.most)}]
-        there = ", ".join(sorted(m.worker for m in ours if m.active and lives(job, m, timeout_s)))
+        members = among(job.state())
+        there = ", ".join(sorted(m.worker for m in members if m.active and _lives(job, m, timeout_s)))
         if not there:
-            return ours
+            return members
         if time.monotonic() > end:
-            whose = launched or "processes that kvps run did not start"
             raise UsageError(f"job {job.name!r}: {there} of {whose} are at work: wait for their end, or end them")
         if not announced:
-            say(f"job {job.name}: waits until {there} of the earlier run have ended")
+            say(f"job {job.name}: waits until {there} of {earlier} have ended")
             announced = True
         time.sleep(_POLL_S)  # the end of a process that is no child of this one gives no sign
 
 
-def lives(job: Job, member: Member, timeout_s: float) -> bool:
+def _lives(job: Job, member: Member, timeout_s: float) -> bool:
     """Return whether the process of a worker is there, or may be."""
     if process.is_dead(member.process):
         return False

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from kvps_workers import load_task
 from kvps_workers.training_loop import train
 
 from kvps.device.base import open_device
 from kvps.errors import InvalidSetting
 from kvps.protocol.keys import check_name
-from kvps_cli import connect, options
+from kvps_cli import connect, options, ports
 from kvps_cli.look import metrics
 from kvps_cli.output import say, start_log
 
@@ -62,13 +64,11 @@ def worker(
 ) -> None:
     """Train: pull weights, compute gradients, push them, until all rounds are done."""
     if from_queue:
-        from kvps_cli.train import queue_host
-
         if metrics_port is not None:
             raise InvalidSetting("--metrics-port is for one job: kvps metrics serves all jobs of the queue")
         _check_for_queue(job=job, id=id, slow=slow != "1x", prefetch=prefetch)
         quiet = start_log(quiet, verbose)
-        queue_host.serve(server, queue_redis, gpu, burst, allow or [], acks, quiet)
+        _serve_queue(server, queue_redis, gpu, burst, allow or [], acks, quiet)
         return
     if burst or allow:
         raise InvalidSetting(f"{'--burst' if burst else '--allow'} is for kvps worker --queue")
@@ -78,7 +78,10 @@ def worker(
             check_name(kind, name)
     device = open_device(gpu)
     quiet = start_log(quiet, verbose)
-    with metrics.opened(metrics_port, metrics_host) as scraped, connect.serving_store(server, quiet) as store:
+    with (
+        ports.opened("metrics", metrics.server_of, metrics_port, metrics_host) as scraped,
+        connect.serving_store(server, quiet) as store,
+    ):
         opened = connect.wait_for_job(store, job, quiet)
         connect.announce(opened, quiet)
         with metrics.serving(scraped, store, opened.name):
@@ -91,3 +94,28 @@ def _check_for_queue(**given: object) -> None:
     for name, value in given.items():
         if value:
             raise InvalidSetting(f"leave out --{name} with --queue: kvps submit decides what each worker does")
+
+
+def _serve_queue(
+    server: connect.ServerOptions,
+    queue_redis: str | None,
+    gpu: int | None,
+    burst: bool,
+    allow: list[str],
+    acks: Path | None,
+    quiet: bool,
+) -> None:
+    """Serve the queue until a signal ends the command, or with `burst` until the queue is empty."""
+    from kvps_workers.queue.host import Host
+    from kvps_workers.queue.queue import CPU, GPU, TaskQueue
+    from kvps_workers.queue.task_runner import HostResources
+
+    environment = dict(os.environ)  # for task processes; copied before open_device binds a device
+    open_device(gpu)  # only to check that the device exists
+    for task in allow:
+        load_task(task)  # a name that cannot be loaded is the operator's mistake: fail now
+    name = CPU if gpu is None else GPU
+    with connect.serving_store(server, quiet) as store, TaskQueue(queue_redis or store.url, name) as queue:
+        if not quiet:
+            say(f"serving the queue {name}; Ctrl-C ends it, and its running tasks go back into the queue")
+        Host(queue, store, HostResources(environment, tuple(allow), gpu, acks)).serve(burst)
