@@ -68,8 +68,6 @@ _PACKAGES |= {"textual", "starlette", "sklearn", "matplotlib", "ml_dtypes", "cup
 _EACH = {"numpy", "redis", "ml_dtypes"}  # what talks to a server, in arrays
 _LOADED = {
     "worker": _EACH | {"kvps_workers"},
-    "aggregator": _EACH | {"kvps_aggregator", "kvps_monitor"},
-    "jobs": _EACH | {"kvps_monitor", "rich"},
     "top": _EACH | {"kvps_monitor", "rich"},
     "submit": _EACH | {"kvps_workers", "rich", "rq"},
     "server": _EACH,

@@ -85,3 +85,10 @@ def test_a_group_shows_the_first_sentence_of_each_command(group: str, shown: Sho
 def test_an_option_behind_the_program_of_kvps_run_is_the_programs() -> None:
     with pytest.raises(InvalidSetting, match="there is no program 'no-such-program'"):
         app(["run", "no-such-program", "--help-all"], prog_name="kvps", standalone_mode=False)
+
+
+def test_every_command_that_has_a_url_has_the_options_of_its_connection() -> None:
+    names = {"redis", "tls_ca", "tls_cert", "tls_key", "patience"}
+    has = [names & {option.name for option in ALL[words].params} for words in COMMANDS]
+    assert names in has
+    assert all(found in (names, set()) for found in has)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from helpers.certificates import STRANGER, authority_file, issued, tls_server
 from helpers.commands import TINY, kvps_run, refused
-from kvps_cli import app
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +32,6 @@ def options(folder: Path) -> dict[str, str]:
 
 def _words(url: str, options: dict[str, str]) -> list[str]:
     return ["--redis", url, *(word for pair in options.items() for word in pair)]
-
-
-def _commands(group: Any) -> Iterator[Any]:
-    for command in group.commands.values():
-        yield from _commands(command) if hasattr(command, "commands") else [command]
-
-
-def test_every_command_that_has_a_url_has_the_options_of_its_connection() -> None:
-    names = {"redis", "tls_ca", "tls_cert", "tls_key", "patience"}
-    has = [names & {option.name for option in command.params} for command in _commands(typer.main.get_command(app))]
-    assert names in has
-    assert all(found in (names, set()) for found in has)
 
 
 @pytest.mark.slow

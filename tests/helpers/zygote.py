@@ -36,12 +36,15 @@ from typing import Any, NoReturn
 
 import redis.utils
 from helpers.paths import TESTS
+from kvps_cli.supervise import SAME_BITS
 from kvps_workers import digits
 
 from kvps.machine import process
 
-# What each process of the tests has in its environment: scripts that tests start import helpers too.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What each process of the tests has in its environment: scripts that tests start import helpers too. With threads as
+# workers have them, kvps verify need not begin again as a fresh interpreter.
+for _name, _value in SAME_BITS.items():
+    os.environ.setdefault(_name, _value)
 if str(TESTS) not in (_paths := os.environ.get("PYTHONPATH", "").split(os.pathsep)):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), *_paths]))
 _ENVIRONMENT = dict(os.environ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,13 @@ from kvps.history.events import EventLog
 from kvps.job import Job
 from kvps.store import Store
 
-
-def log(store: Store, *arguments: str) -> list[str]:
-    done = kvps_run("log", *arguments, KVPS_REDIS_URL=store.url)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+Lines = Callable[..., list[str]]
 
 
-def as_json(store: Store, *arguments: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log(store, *arguments, "--json")]
+@pytest.fixture
+def log(store: Store, printed: Callable[..., str]) -> Lines:
+    """A function that returns the lines that `kvps log` prints."""
+    return lambda *arguments: printed("log", *arguments, KVPS_REDIS_URL=store.url).splitlines()
 
 
 def trained(store: Store, **settings: Any) -> Job:
@@ -44,9 +43,9 @@ def trained(store: Store, **settings: Any) -> Job:
     return job
 
 
-def test_what_happened_is_a_line_each_in_its_order(store: Store) -> None:
+def test_what_happened_is_a_line_each_in_its_order(store: Store, log: Lines) -> None:
     trained(store)
-    lines = log(store, "j")
+    lines = log("j")
     told = [line.split("  ", 2)[1:] for line in lines]
     kinds = [kind.strip() for kind, _ in told]
     assert kinds[0] == "create"
@@ -57,7 +56,7 @@ def test_what_happened_is_a_line_each_in_its_order(store: Store) -> None:
     assert [line.split("  ")[0] for line in lines] == sorted(line.split("  ")[0] for line in lines)
 
 
-def test_a_unit_that_was_handed_out_a_second_time_is_told_in_plain_words(store: Store) -> None:
+def test_a_unit_that_was_handed_out_a_second_time_is_told_in_plain_words(store: Store, log: Lines) -> None:
     job = store.create_job("j", model(), workers=2, units=2, units_per_round=2, worker_timeout_ms=60_000)
     with job.join("w0") as w0, job.join("w1") as w1:
         for session, unit in ((w0, 0), (w1, 1)):
@@ -70,7 +69,7 @@ def test_a_unit_that_was_handed_out_a_second_time_is_told_in_plain_words(store: 
         w0.push(gradient(w0.pull(), 0, 0))
         for session in (w0, w1):
             session.leave(finished=False)
-    told = {line.split("  ")[1].strip(): line.split("  ", 2)[2].strip() for line in log(store, "j")}
+    told = {line.split("  ")[1].strip(): line.split("  ", 2)[2].strip() for line in log("j")}
     assert re.fullmatch(r"unit 0 to w1 too: w0 has had it for \d+\.\d\d s", told["backup"])
     assert told["duplicate"] == "unit 0 of w0: another worker had pushed it before"
 
@@ -90,11 +89,11 @@ def test_versions_that_are_not_in_redis_any_more_are_said(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_json_has_the_facts(store: Store) -> None:
+def test_json_has_the_facts(store: Store, log: Lines) -> None:
     job = trained(store, staleness=1, reduction="weighted")
     with aggregating(job):
         assert eventually(lambda: all(job.access.reader.holders()))
-    found = as_json(store, "j", "-n", "0")
+    found = [json.loads(line) for line in log("j", "-n", "0", "--json")]
     at, commits = [one["at_ms"] for one in found], [one for one in found if one["event"] == "commit"]
     assert at == sorted(at)
     assert abs(at[-1] / 1000 - int(job.access.client.call("TIME")[0])) < 60
@@ -107,28 +106,12 @@ def test_json_has_the_facts(store: Store) -> None:
             assert c["staleness"] == one["version"] - 1 - c["base"] >= 0
     assert [(one["shard"], one["term"]) for one in found if one["event"] == "take"] == [(0, 1), (0, 2)]
     assert {one["worker"] for one in found if one["event"] == "join"} == {"w0", "w1"}
+    for last in (1, 4, len(found), 1_000):
+        assert [json.loads(line) for line in log("j", "--json", "--last", str(last))] == found[-last:]
 
 
 @pytest.mark.slow
-def test_the_last_ones_and_all(store: Store) -> None:
-    trained(store)
-    every = as_json(store, "j", "-n", "0")
-    assert as_json(store, "j") == every
-    for last in (1, 4, len(every), 1_000):
-        assert as_json(store, "j", "--last", str(last)) == every[-last:]
-
-
-def test_more_than_one_request_has_them_all(store: Store) -> None:
-    job = store.create_job("j", model())
-    entry = ("*", "kind", "reject", "worker", "w0", "reason", "r", "round")
-    for round_ in range(1_050):
-        job.access.client.call("XADD", job.access.keys.commits, *entry, round_)
-    events = EventLog(job.access.client, job.access.keys).newest(0)
-    assert [event.facts["round"] for event in events if event.kind == "reject"] == list(range(1_050))
-
-
-@pytest.mark.slow
-def test_what_is_not_ordinary_is_said(store: Store) -> None:
+def test_what_is_not_ordinary_is_said(store: Store, log: Lines) -> None:
     job = store.create_job("j", model(), workers=2, staleness=-1, reduction="weighted")
     with aggregating(job):
         slow, fast = job.join("w0"), job.join("w1")
@@ -139,14 +122,14 @@ def test_what_is_not_ordinary_is_said(store: Store) -> None:
                 await_version(job, version)
             slow.push(gradient(params, 0, 0))
             await_version(job, 3)
-    text = "\n".join(log(store, "j", "-n", "0"))
+    text = "\n".join(log("j", "-n", "0"))
     assert "w1 round 1 (weight 7)" in text
     assert "version 3: w0 round 1 (staleness 2)" in text
     slow.leave()
 
 
 @pytest.mark.slow
-def test_parts_and_units_are_named(store: Store) -> None:
+def test_parts_and_units_are_named(store: Store, log: Lines) -> None:
     job = store.create_job("j", model(), parts={"all": "*"}, workers=1, missing="skip")
     first = next(iter(model()))
     with aggregating(job), job.join("w0") as session:
@@ -154,13 +137,13 @@ def test_parts_and_units_are_named(store: Store) -> None:
         session.push({first: grads[first]}, part="all")
         await_version(job, 1)
     lacks = f"lacks {counted(len(model()) - 1, 'parameter')}"
-    assert any(f"version 1: w0 round 1 (part all, {lacks})" in line for line in log(store, "j"))
+    assert any(f"version 1: w0 round 1 (part all, {lacks})" in line for line in log("j"))
     job = digits_job(store, units=4, workers=1)
     with aggregating(job), job.join("w0") as session:
         number = session.next_unit()
         session.push({name: np.zeros_like(a) for name, a in session.pull().items()})
         await_version(job, 1)
-    assert any(f"version 1: w0 unit {number}" in line for line in log(store, job.name))
+    assert any(f"version 1: w0 unit {number}" in line for line in log(job.name))
 
 
 @pytest.mark.slow
@@ -178,33 +161,37 @@ def test_it_follows_as_it_happens_and_ends_with_the_job(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "words"),
+    ("stream", "entry", "words"),
     [
-        (("*", "kind", "\x1b[2J"), "kind must be one of"),
-        (("*", "kind", "join", "worker", "\x1b[31m", "rank", "0", "round", "0", "clock", "0"), "worker must be"),
-        (("*", "kind", "reject", "worker", "w0", "round", "x", "reason", "r"), "round must be a whole number"),
-        (("*", "kind", "commit", "version", "1"), "commit 1 cannot be read"),
-        (("*", "other", "x"), "kind is missing"),
-        ((f"{2**63}-1", "kind", "leave", "worker", "w0"), "the time of entry"),
+        ("commits", ("*", "kind", "\x1b[2J"), "kind must be one of"),
+        (
+            "commits",
+            ("*", "kind", "join", "worker", "\x1b[31m", "rank", "0", "round", "0", "clock", "0"),
+            "worker must",
+        ),
+        (
+            "commits",
+            ("*", "kind", "reject", "worker", "w0", "round", "x", "reason", "r"),
+            "round must be a whole number",
+        ),
+        ("commits", ("*", "kind", "commit", "version", "1"), "commit 1 cannot be read"),
+        ("commits", ("*", "other", "x"), "kind is missing"),
+        ("commits", (f"{2**63}-1", "kind", "leave", "worker", "w0"), "the time of entry"),
+        ("leases", ("*", "kind", "release", "holder", "me", "term", "1-x-2"), "'1-x-2', and that is none"),
     ],
 )
-@pytest.mark.slow
-def test_what_another_program_wrote_is_one_line(store: Store, entry: tuple[str, ...], words: str) -> None:
+def test_what_another_program_wrote_is_refused(store: Store, stream: str, entry: tuple[str, ...], words: str) -> None:
     job = store.create_job("j", model())
-    job.access.client.call("XADD", job.access.keys.commits, *entry)
-    line = refused("log", "j", code=1, KVPS_REDIS_URL=store.url)
-    assert words in line
-    assert "job 'j'" in line
-    assert "\x1b" not in line
-
-
-def test_a_term_that_is_none_is_one_line(store: Store) -> None:
-    job = store.create_job("j", model())
-    job.access.client.call("XADD", job.access.keys.leases, "*", "kind", "release", "holder", "me", "term", "1-x-2")
-    with pytest.raises(kvps.CorruptData, match="'1-x-2', and that is none"):
+    job.access.client.call("XADD", getattr(job.access.keys, stream), *entry)
+    with pytest.raises(kvps.CorruptData, match=words):
         EventLog(job.access.client, job.access.keys).newest(5)
 
 
 @pytest.mark.slow
-def test_there_is_no_such_job(store: Store) -> None:
+def test_what_cannot_be_shown_is_one_line(store: Store) -> None:
+    job = store.create_job("j", model())
+    job.access.client.call("XADD", job.access.keys.commits, "*", "kind", "\x1b[2J")
+    line = refused("log", "j", code=1, KVPS_REDIS_URL=store.url)
+    assert "job 'j'" in line
+    assert "\x1b" not in line
     assert "no job 'nothing'" in refused("log", "nothing", code=1, KVPS_REDIS_URL=store.url)

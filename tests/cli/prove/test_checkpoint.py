@@ -52,11 +52,6 @@ def test_up_writes_checkpoints_and_what_is_restored_ends_the_same(lasting: Store
     assert f"chain       {version - since} commits after version {since}" in _said("verify", "again")
 
 
-def test_kill_every_holds_against_the_moved_log_too(home: Path) -> None:
-    said = _said("up", "digits", "--epochs", "20", "--kill-every", "0.7", "--checkpoint-every", "20")
-    assert " 0 lost, 0 twice, replay identical" in said
-
-
 def test_by_hand(lasting: Store, tmp_path: Path) -> None:
     job = lasting.create_job("job", model(), **PATIENT)
     train_to(job, 3, 1)

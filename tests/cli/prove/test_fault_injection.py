@@ -12,7 +12,11 @@ pytestmark = pytest.mark.slow  # each starts whole commands
 
 
 def test_kills_are_told_and_nothing_is_lost(home: Path) -> None:
-    done = kvps_run("up", "digits", "--epochs", "20", "--kill-every", "0.3", "--workers", "2")
+    """A worker needs longer than 0.1 s to start: if no kill waited for a commit, no round would be done. The check at
+    the end reads the moved part of the log too."""
+    done = kvps_run(
+        *("up", "digits", "--epochs", "4", "--kill-every", "0.1", "--workers", "2", "--checkpoint-every", "10")
+    )
     assert done.returncode == 0, done.stderr
     found = re.fullmatch(
         r"(\d+) kills?, \d+ acknowledged, 0 lost, 0 twice, replay identical", done.stdout.splitlines()[-1]
@@ -24,10 +28,3 @@ def test_kills_are_told_and_nothing_is_lost(home: Path) -> None:
     )
     told = [line for line in done.stderr.splitlines() if kill.fullmatch(line)]
     assert 0 < len(told) <= int(found[1]), "the last may be killed when nobody looks any more"
-
-
-def test_kills_faster_than_processes_start_leave_time_for_a_commit(home: Path) -> None:
-    """A worker of digits needs longer than 0.1 s to start: if nothing held the kills back, no round would be done."""
-    done = kvps_run("up", "digits", "--epochs", "4", "--kill-every", "0.1", "--workers", "2")
-    assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"[1-9]\d* kills?, .* 0 lost, 0 twice, replay identical", done.stdout.splitlines()[-1])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from helpers.commands import TINY, kvps_run, refused
-from helpers.waiting import eventually
 
 import kvps
 
@@ -46,13 +43,12 @@ def _verified(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("staleness", ["0", "1", "-1"])
-def test_what_up_trained_is_verified(lasting: kvps.Store, staleness: str) -> None:
-    options = ["--job", "job", "-s", staleness, "--shards", "2", "--record", "kept", "--report", "r.json"]
-    assert kvps_run("up", "digits", "--epochs", "8", *options).returncode == 0
+def test_what_up_trained_is_verified(lasting: kvps.Store) -> None:
+    options = ["--job", "job", "-s", "1", "--shards", "2", "--record", "kept", "--report", "r.json"]
+    assert kvps_run("up", "digits", "--epochs", "2", *options).returncode == 0
     report, state = json.loads(Path("r.json").read_text()), lasting.job("job").state()
     chain, replayed, weights = _verified("job")
-    whole = f"chain       {state.version} commits, 360 contributions: unbroken, ends at the job's head"
+    whole = f"chain       {state.version} commits, 90 contributions: unbroken, ends at the job's head"
     assert chain == f"{whole} {state.head[:12]}"
     assert replayed == f"recomputed  {state.version} of {state.version} commits bit-identical"
     assert f"sha256 {report['weights_sha256']}: in Redis as made by the replay" in weights
@@ -66,8 +62,10 @@ def test_a_task_that_changed_is_told_from_one_that_did_not(
     file = tmp_path / "mine.py"
     file.write_text(TASK)
     options = ["--job", "job", "--seed", "3", "--workers", "2", "--data", "static"]
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
     assert kvps_run("up", "mine:Task", *options).returncode == 0
-    assert "15 of 15" in _verified("job")[1]
+    assert "15 of 15" in _verified("job")[1], "it has chosen as the workers have"
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     for change, words in [
         (("np.arange(40", "1 + np.arange(40"), "commit 1: contribution 1 of w0 (round 1, on version 0): shard 0: task"),
         (("rank::workers", "rank::1"), "commit 1: contribution 1 of w0"),
@@ -87,21 +85,6 @@ def test_a_task_that_changed_is_told_from_one_that_did_not(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert "run kvps where your task is" in kvps_run("verify", "job").stderr
-
-
-def test_a_record_is_whole_though_its_aggregator_was_killed(lasting: kvps.Store, tmp_path: Path, start: Any) -> None:
-    options = ["--job", "job", "--workers", "2", "--epochs", "30", "--batch-size", "48"]
-    assert kvps_run("create", "digits", *options).returncode == 0
-    job, serve = lasting.job("job"), ["aggregator", "start", "--job", "job", "--record", str(tmp_path / "kept")]
-    serving, *workers = start(*serve), *(start("worker", "--job", "job", "--id", f"w{i}") for i in range(2))
-    assert eventually(lambda: job.state().version > 20)
-    assert serving.end(signal.SIGKILL) == -signal.SIGKILL
-    killed_at = job.state().version
-    assert [each.wait() for each in (*workers, start(*serve))] == [0, 0, 0]
-    version = job.state().version
-    assert killed_at < version == 150
-    assert "150 of 150" in _verified("job", "--record", str(tmp_path / "kept"))[1]
-    assert "150 of 150" in _verified("job")[1]
 
 
 def test_how_little_can_be_proved_is_said(lasting: kvps.Store, tmp_path: Path) -> None:

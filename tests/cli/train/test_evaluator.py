@@ -15,10 +15,11 @@ import pytest
 import safetensors.torch
 import torch
 from helpers.arrays import assert_same_bits
-from helpers.commands import kvps_run, refused
+from helpers.commands import KVPS, kvps_run, refused, run
 from helpers.harness import log_entries
 from helpers.pages import python_in
 from helpers.paths import ROOT
+from helpers.torch_process import TorchPopen
 from helpers.waiting import awaited_job, eventually
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -177,7 +178,7 @@ def test_the_scripts_of_the_page(lasting: kvps.Store, here: Path) -> None:
     in_script, _, own, anywhere = python_in("docs/evaluation.md")
     (here / "train.py").write_text(in_script)
     (here / "eval.py").write_text(own)
-    done = kvps_run("run", "-w", "3", "--eval-every", "20", "--keep-best", "loss", *COMMAND)
+    done = run([*KVPS, "run", "-w", "3", "--eval-every", "20", "--keep-best", "loss", *COMMAND], popen=TorchPopen)
     assert done.returncode == 0, done.stdout + done.stderr
     (said,) = re.findall(r"^best loss: (version 60: loss \S+), kept in (\S+)$", done.stderr, re.MULTILINE)
     shown = re.findall(r"version 60: loss (\S+), ", (ROOT / "docs/evaluation.md").read_text())
@@ -190,7 +191,8 @@ def test_the_scripts_of_the_page(lasting: kvps.Store, here: Path) -> None:
     newest = lasting.job("train").evaluation()
     assert newest
     assert (newest.version, [*newest.figures]) == (60, ["largest"])
-    done = kvps_run("run", "--job", "own", "-w", "1", "--evaluator", f"{sys.executable} eval.py", *COMMAND)
+    own_one = ["--job", "own", "-w", "1", "--evaluator", f"{sys.executable} eval.py"]
+    done = run([*KVPS, "run", *own_one, *COMMAND], popen=TorchPopen)
     assert done.returncode == 0, done.stdout + done.stderr
     newest = lasting.job("own").evaluation()
     assert newest
@@ -203,7 +205,7 @@ def test_the_evaluator_ends_the_run(lasting: kvps.Store, here: Path) -> None:
     before, behind = in_script.partition("@kvps.torch")[0], in_script[in_script.index("optimizer = ") :]
     early = early.replace("len(losses) > 5 and min(losses[-5:]) > min(losses)", "len(losses) > 2")
     (here / "train.py").write_text(before + early + behind.replace("range(60)", "range(1_000_000)"))
-    done = kvps_run("run", "-w", "2", "--eval-every", "20", *COMMAND)
+    done = run([*KVPS, "run", "-w", "2", "--eval-every", "20", *COMMAND], popen=TorchPopen)
     assert done.returncode == 0, done.stdout + done.stderr
     job = lasting.job("train")
     state, newest = job.state(), job.evaluation()

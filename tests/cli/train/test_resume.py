@@ -176,27 +176,6 @@ def test_a_copy_that_does_not_end_its_round_is_killed_and_named_and_that_round_i
     check_weights(last("static"), "static")
 
 
-def test_a_run_that_is_stopped_on_a_server_that_stays_goes_on_there(
-    lasting: kvps.Store, here: Path, start: Any
-) -> None:
-    """Without a checkpoint. Its workers have left, and yet the first that is back waits for the other: so all bits are
-    the same, though min_workers is 0."""
-    command = ["run", "-w", "2", "--redis", lasting.url, "--resume", "--", sys.executable, "static.py"]
-    running = start(*command)
-    assert eventually(at("static", 8))
-    running.process.send_signal(signal.SIGTERM)
-    running.output(os.EX_TEMPFAIL)
-    job = lasting.job("static")
-    state = job.state()
-    assert (state.run.state, state.settled, state.version) == ("suspended", True, state.clock["w0"])
-    (here / "hurry").touch()
-    done = kvps_run(*command)
-    assert done.returncode == 0, done.stderr
-    assert f"job static: goes on at version {state.version}, from the job on the server\n" in done.stderr
-    assert_same_bits(job.snapshot()[1], undisturbed())
-    assert "finished at version" in kvps_run(*command).stderr
-
-
 def test_a_supervisor_that_is_killed_is_resumed_from_the_server_or_from_the_newest_checkpoint_that_can_be_read(
     here: Path, home: Path, start: Any
 ) -> None:
@@ -230,34 +209,6 @@ def test_a_supervisor_that_is_killed_is_resumed_from_the_server_or_from_the_newe
         entries = [fields for _, fields in LogFile(here / "kept", "static", job.id).entries()]
         assert [e["by"][:18] for e in entries if e["kind"] == "adopt"] == ["kvps run (process "]
     check_weights(last("static"), "static")
-
-
-FAILING = STATIC.replace(
-    "with kvps.from_env()",
-    """
-broken = pathlib.Path("broken").exists()
-if not broken and pathlib.Path("late").exists() and os.environ["KVPS_RANK"] == "1":
-    time.sleep(3)
-with kvps.from_env()""",
-).replace("params =", "assert not broken or session.clock < 8\n            params =")
-
-
-@pytest.mark.parametrize("lost", [False, True], ids=["on the server", "from its checkpoint"])
-def test_copies_that_failed_are_waited_for_when_the_run_goes_on(lasting: kvps.Store, here: Path, lost: bool) -> None:
-    """One comes later than the other, which would train without it: then no run repeats itself."""
-    (here / "static.py").write_text(FAILING.replace("import pathlib", "import os, pathlib"))
-    for name in ("hurry", "late", "broken"):
-        (here / name).touch()
-    command = line("static", 2, "--redis", lasting.url)
-    assert "AssertionError" in kvps_run(*command).stderr
-    (here / "broken").unlink()
-    if lost:
-        lasting.remove_job("static")
-    done = kvps_run(*command)
-    assert done.returncode == 0, done.stderr
-    assert "is back" not in done.stderr
-    job = lasting.job("static")
-    assert_same_bits(job.snapshot()[1], undisturbed())
 
 
 def test_a_run_whose_server_is_lost_and_keeps_its_files_goes_on_from_them(

@@ -112,45 +112,6 @@ def test_a_run_keeps_as_many_copies_as_it_is_told_and_one_more_joins_by_hand(
     assert "no kvps up or kvps run keeps the workers of job 'train'" in refused("scale", "train", "2")
 
 
-TORCH = """
-import pathlib, time
-import kvps, kvps.torch, torch
-
-torch.manual_seed(0)
-dataset = torch.utils.data.TensorDataset(torch.randn(96, 20), torch.randn(96, 1))
-model = torch.nn.Sequential(torch.nn.Linear(20, 1), torch.nn.Dropout(0.2))
-with kvps.from_env() as run:
-    job = run.create_job(kvps.torch.parameters(model), samples=96, batch_size=8, epochs=10)
-    with kvps.torch.join(job, model) as worker:
-        for x, y in worker.batches(dataset):
-            if not pathlib.Path("hurry").exists():
-                time.sleep(0.3)
-            loss = ((model(x) - y) ** 2).mean()
-            loss.backward()
-            worker.step(loss)
-    assert job.await_finished()
-    kvps.torch.load(job, model)
-    print(worker.session.worker, sum(p.double().sum().item() for p in model.parameters()))
-"""
-
-
-def test_a_copy_of_a_pytorch_script_joins_by_hand(lasting: kvps.Store, here: Path, start: Any) -> None:
-    pytest.importorskip("torch")
-    (here / "deep.py").write_text(TORCH)
-    running = start("run", "-w", "1:2", "--", sys.executable, "deep.py")
-    job = awaited_job(lasting, "deep")
-    assert eventually(lambda: at_work(job) == {"w0", "w1"})
-    more = Started([sys.executable, "deep.py"], os.environ | {"KVPS_JOB": "deep"})
-    assert eventually(lambda: job.state().clock.get("w2", 0) > 2)
-    (here / "hurry").touch()
-    worker, weights = more.output().split()
-    shown = running.output()
-    assert worker == "w2"
-    assert f"w0: w0 {weights}\n" in shown
-    assert f"w1: w1 {weights}\n" in shown
-    check_units(job, 120)
-
-
 def test_a_copy_that_is_called_back_while_it_leaves_is_started_again(
     lasting: kvps.Store, here: Path, start: Any
 ) -> None:
@@ -168,18 +129,6 @@ def test_a_copy_that_is_called_back_while_it_leaves_is_started_again(
     said = running.until("started again as process").splitlines()[-1]
     assert said.startswith(f"w1 (process {leaving}) was asked to leave, and left: ")
     assert eventually(lambda: at_work(job) == {"w0", "w1"})
-    (here / "hurry").touch()
-    assert running.wait() == 0
-    check_units(job, UNITS)
-
-
-def test_a_copy_that_does_not_leave_is_killed(lasting: kvps.Store, here: Path, start: Any) -> None:
-    running = start("run", "-w", "1:2", "--stop-grace", "2", "--worker-timeout", "60", "--", sys.executable, "train.py")
-    job = awaited_job(lasting, "train")
-    assert eventually(lambda: at_work(job) == {"w0", "w1"})
-    os.kill(job.state().members["w1"].pid, signal.SIGSTOP)
-    scaled("train", 1)
-    running.until("was asked to leave, and was killed after 2 s")
     (here / "hurry").touch()
     assert running.wait() == 0
     check_units(job, UNITS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,20 @@ from helpers.harness import staleness_used
 from helpers.waiting import eventually, processes_of
 
 import kvps
-from kvps.config.gone import GONE, OF_SCRIPTS
 from kvps.server import private_server
+
+RESULT = re.compile(
+    r"1,350 contributions in 240 versions, [\d.]+ s, \d+ contributions/s, test loss [\d.]+\ntest accuracy 0\.9\d+\n"
+)
 
 
 @pytest.mark.slow
 def test_up_trains_the_digits_and_reports_it(home: Path, tmp_path: Path) -> None:
     done = kvps_run("up", "digits", "--report", "r.json")
     assert done.returncode == 0, done.stderr
-    assert "test accuracy 0.9" in done.stdout.splitlines()[-1]
-    assert "kvps cli" in done.stderr
+    assert RESULT.fullmatch(done.stdout), "stdout has the results, and stderr what happens"
+    assert "look inside: kvps cli" in done.stderr
+    assert "version 240  units 1,350 of 1,350  clock " in done.stderr.splitlines()[-2], "before where the weights are"
     report = json.loads((tmp_path / "r.json").read_text())
     assert report["accuracy"] >= 0.95
     assert (report["version"], report["contributions"], sum(report["clock"].values())) == (240, 1350, 1350)
@@ -35,28 +40,18 @@ def test_up_trains_the_digits_and_reports_it(home: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["1", "-1"])
-def test_up_in_the_other_modes_with_a_straggler(lasting: kvps.Store, tmp_path: Path, mode: str) -> None:
+def test_up_in_another_mode_with_a_straggler(lasting: kvps.Store, tmp_path: Path) -> None:
     patient = ["--worker-timeout", "60"]  # an eviction on a busy machine would leave rounds to one worker alone
-    asked = ["--data", "static", "--epochs", "12", "--slow", "w0=5x", "--shards", "2", "--report", "r.json"]
-    done = kvps_run("up", "digits", "-s", mode, *asked, *patient)
+    asked = ["--data", "static", "--epochs", "4", "--slow", "w0=5x", "--shards", "2", "--report", "r.json"]
+    done = kvps_run("up", "digits", "-s", "1", *asked, *patient)
     assert done.returncode == 0, done.stderr
     assert "the weights are on the server, in job digits: kvps checkpoint save digits\n" in done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
-    assert report["accuracy"] >= 0.85, done.stdout + done.stderr
-    assert report["staleness"] == int(mode)
-    assert report["contributions"] == sum(report["clock"].values()) == 540 > report["version"]
-    figures = f"540 contributions in {report['version']} versions, {report['seconds']:.1f} s, "
+    assert report["staleness"] == 1
+    assert report["contributions"] == sum(report["clock"].values()) == 180 > report["version"]
+    figures = f"180 contributions in {report['version']} versions, {report['seconds']:.1f} s, "
     assert done.stdout.startswith(figures), "what was computed, and what came of it, in every mode"
-    used = staleness_used(lasting.job("digits"), 3)
-    assert used == 1 if mode == "1" else used > 1, "the log tells the modes apart"
-
-
-@pytest.mark.slow
-def test_an_option_that_is_gone_says_what_takes_its_place(home: Path) -> None:
-    for option, value in (("--partition", "random"), ("--push-every", "4"), ("--local-steps", "4")):
-        instead = (GONE | OF_SCRIPTS)[option.removeprefix("--").replace("-", "_")]
-        assert refused("up", "digits", option, value) == f"there is no {option} any more: {instead}"
+    assert staleness_used(lasting.job("digits"), 3) == 1, "the log tells the modes apart"
 
 
 @pytest.mark.slow
