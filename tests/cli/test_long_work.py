@@ -6,10 +6,8 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from helpers.commands import KVPS
 from helpers.terminals import on_a_terminal
 from kvps_cli.long_work import Stage, duration
 
@@ -88,13 +86,6 @@ def test_a_terminal_that_cannot_go_back_gets_no_bar() -> None:
     with on_a_terminal([sys.executable, "-c", work], TERM="dumb") as terminal:
         assert terminal.end() == 0
         assert terminal.output == "42\r\n"
-
-
-@pytest.mark.slow
-def test_a_quick_command_shows_nothing(home: Path) -> None:
-    """No command here takes 2 s but for its imports, which are before its work."""
-    done = subprocess.run([*KVPS, "checkpoint", "ls", "."], capture_output=True, text=True, cwd=home.parent)
-    assert "reading" not in done.stderr
 
 
 def test_what_is_not_known_is_not_said() -> None:
