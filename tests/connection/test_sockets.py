@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,33 +34,29 @@ from kvps.errors import ServerError
 from kvps.store import Store
 
 
-class Cutter:
+class Cutter(socketserver.ThreadingUnixStreamServer):
     """A relay in front of a Unix socket that cuts the connection after so many bytes of the server's answers."""
+
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, target: str, path: str) -> None:
         self.cut_after: int | None = None
         self.passed = 0
         self.cuts = 0
         self._target = target
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
-        self._listener.listen()
-        self._accepting = threading.Thread(target=self._accept)
-        self._accepting.start()
+        super().__init__(path, socketserver.BaseRequestHandler)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.socket(socket.AF_UNIX)
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with socket.socket(socket.AF_UNIX) as far:
             far.connect(self._target)
-            threading.Thread(target=self._pump, args=(near, far, False), daemon=True).start()
-            threading.Thread(target=self._pump, args=(far, near, True), daemon=True).start()
+            asking = threading.Thread(target=self._pump, args=(request, far, False))
+            asking.start()
+            self._pump(far, request, True)
+            asking.join()
 
     def _pump(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
-        try:
+        with suppress(OSError):
             while data := source.recv(1 << 16):
                 if answers and self.cut_after is not None and self.passed + len(data) > self.cut_after:
                     sink.sendall(data[: self.cut_after - self.passed])
@@ -66,27 +64,22 @@ class Cutter:
                     break
                 self.passed += len(data) if answers else 0
                 sink.sendall(data)
-        except OSError:
-            pass
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        source.close()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._accepting.join()
 
 
 @contextmanager
 def cutter(url: str, tmp: Path) -> Iterator[tuple[Cutter, str]]:
     path = str(tmp / "cut")
-    relay = Cutter(url.removeprefix("unix://"), path)
-    try:
-        yield relay, f"unix://{path}"
-    finally:
-        relay.close()
+    with Cutter(url.removeprefix("unix://"), path) as relay:
+        serving = threading.Thread(target=relay.serve_forever, args=(0.01,))
+        serving.start()
+        try:
+            yield relay, f"unix://{path}"
+        finally:
+            relay.shutdown()
+            serving.join()
 
 
 @pytest.fixture

@@ -44,13 +44,14 @@ def _forked(store: Store, children: list[str], *options: str, **settings: Any) -
             assert worker.returncode == 0, errors
             job.await_finished()
     assert not rest
-    version, weights = job.snapshot()
-    assert version == ROUNDS
+    assert sum(job.state().clock.values()) == ROUNDS
+    _, weights = job.snapshot()
     expected = params
     for round_ in range(ROUNDS):
         grads = gradient(params if options else expected, 0, round_)
         expected = {name: value - np.float32(0.1) * grads[name] for name, value in expected.items()}
-    assert all(np.array_equal(weights[name], expected[name]) for name in params)
+    same = np.allclose if options else np.array_equal  # without a bound a version may be made of two pushes
+    assert all(same(weights[name], expected[name]) for name in params)
     return said
 
 
@@ -65,7 +66,7 @@ def test_a_child_does_nothing_to_what_its_parent_made(store: Store, transport: s
 def test_a_child_of_a_worker_that_fetches_ahead(store: Store) -> None:
     """Its other thread goes on asking for the next version meanwhile, so commands are not counted."""
     children = ["uses", "exits", "collects"]
-    said = _forked(store, children, "--prefetch", transport="redis", staleness=-1)
+    said = _forked(store, children, "--prefetch", transport="redis", staleness=-1, reduction="sum")
     assert [[name, status, same] for name, status, _, same in said] == [[name, "0", "True"] for name in children]
 
 
