@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 from kvps_cli.options import with_shared
-from kvps_cli.output import say
 
 from kvps.errors import InvalidSetting
 from kvps_bench import links, options, readers, round, shards, straggler, units, workers
@@ -27,9 +26,7 @@ app = typer.Typer(
 def round_(mb: Sizes = "0.04,4,40", workers: Workers = "2,4", *, how: OnAnyServer) -> None:
     """Measure one BSP round of all workers, against bare sockets."""
     settings = options.settings(mb, workers)
-    options.measured(
-        lambda where, names, turns: round.measure(where, names, settings, turns, how.quick, say), how, options.WITH_SHM
-    )
+    options.measured("round", lambda lab: round.measure(lab, settings), round.NOTES, how, options.WITH_SHM)
 
 
 @app.command("straggler")
@@ -54,7 +51,8 @@ def straggler_(
     setting = straggler.Setting(accuracy, options.positive("--workers", workers), compute_ms)
     # Which worker waits for which does not depend on the transport, so one transport is enough.
     how.transports = how.transports or (None if how.redis else "unix")
-    options.measured(lambda where, names, turns: straggler.measure(where, names, setting, turns, kinds), how)
+    notes = straggler.notes(setting)
+    options.measured("straggler", lambda lab: straggler.measure(lab, setting, kinds), notes, how)
 
 
 @app.command("readers")
@@ -67,11 +65,7 @@ def readers_(
 ) -> None:
     """Measure a BSP round while many processes of this host read the model again and again, and how old it is."""
     number, setting = options.positive("--readers", count), round.Setting(options.bytes_of(mb), 2)
-    options.measured(
-        lambda where, names, turns: readers.measure(where, names, setting, number, turns, how.quick, say),
-        how,
-        options.WITH_SHM,
-    )
+    options.measured("readers", lambda lab: readers.measure(lab, setting, number), readers.NOTES, how, options.WITH_SHM)
 
 
 @app.command("units")
@@ -79,9 +73,7 @@ def readers_(
 def units_(mb: Sizes = "0.04,4", workers: Workers = "2,4", *, how: OnAnyServer) -> None:
     """Measure rounds of units over a static partition, with equally fast workers."""
     settings = options.settings(mb, workers)
-    options.measured(
-        lambda where, names, turns: units.measure(where, names, settings, turns, how.quick, say), how, options.WITH_SHM
-    )
+    options.measured("units", lambda lab: units.measure(lab, settings), units.NOTES, how, options.WITH_SHM)
 
 
 @app.command("shards")
@@ -93,7 +85,7 @@ def shards_(
 ) -> None:
     """Measure a version's time and commands with few and many shards. Starts its own server."""
     numbers = options.counts("--shards", "1,10,20" if how.quick and counts == shards.SHARDS else counts)
-    options.measured(lambda where, names, turns: shards.measure(where, numbers, turns, how.quick, say), how)
+    options.measured("shards", lambda lab: shards.measure(lab, numbers), shards.NOTES, how)
 
 
 @app.command("workers")
@@ -122,7 +114,7 @@ def workers_(
         for number in sorted(set(numbers))
         for mode in options.counts("--staleness", staleness, least=-1)
     ]
-    options.measured(lambda where, names, turns: workers.measure(where, settings, turns, say), how)
+    options.measured("workers", lambda lab: workers.measure(lab, settings), workers.NOTES, how)
 
 
 @app.command("links")
@@ -145,6 +137,4 @@ def links_(
     if max(counts) > links.MOST_WORKERS:
         raise InvalidSetting(f"--workers must be at most {links.MOST_WORKERS}: each has a host of its own")
     how.transports = "tcp"
-    options.measured(
-        lambda where, names, turns: links.measure(where, nbytes, counts, rates, turns, how.quick, say), how
-    )
+    options.measured("links", lambda lab: links.measure(lab, nbytes, counts, rates), links.NOTES, how)

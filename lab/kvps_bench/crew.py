@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -32,6 +32,17 @@ class Place:
 
     store: Store
     urls: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Lab:
+    """What every bench is given: a server to measure on, names of its transports, the number of turns, and whether
+    these are small."""
+
+    place: Place
+    transports: Sequence[str]
+    turns: int
+    quick: bool
 
 
 @contextmanager

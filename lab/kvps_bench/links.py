@@ -15,15 +15,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvps_cli.output import say
+
 from kvps.arrays.formats import format_of
 from kvps.arrays.layout import DTYPE
 from kvps.connection.slots import Address
 from kvps.machine.paths import server_program
 from kvps.optim import SGD
 from kvps.server.data_host import DataHost
-from kvps_bench.crew import Member, Place, crew, together
+from kvps_bench.crew import Lab, Member, crew, together
 from kvps_bench.hosts import Host, Network, NoHosts
-from kvps_bench.result import Bar, Figures, Result, Row, machine
+from kvps_bench.result import Bar, Figures, Row
 from kvps_bench.roles import LR, Aggregator, Role, Worker, model
 from kvps_bench.round import check_weights
 from kvps_bench.turns import Case, Ratio, Times, in_turns
@@ -55,7 +57,7 @@ SETTINGS: Mapping[str, Setting] = {
     "int8 both ways": Setting("int8", "int8", exact=False),
     "topk:0.01, weights in bf16": Setting("topk:0.01", "bf16", exact=False),
 }
-_NOTES = (
+NOTES = (
     "Hosts are namespaces of this machine, each with a link that `tc` holds to the rate in each direction. All of them "
     "share the cores of this machine. Each has a worker, a node of a cluster, and an aggregator near that, which has "
     "the shard of that node.",
@@ -184,39 +186,28 @@ def _job(
         check_weights(together(workers, "ask", job, "weights"), len(workers), bits)
 
 
-def measure(
-    place: Place,
-    nbytes: int,
-    workers: Sequence[int],
-    gbits: Sequence[float],
-    turns: int,
-    quick: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-) -> Result:
+def measure(lab: Lab, nbytes: int, workers: Sequence[int], gbits: Sequence[float]) -> Iterator[Row | Bar]:
     """Measure rounds of `nbytes` with each number of workers over links of each rate in Gbit/s."""
-    rows: list[Row] = []
-    bars: list[Bar] = []
     for gbit in gbits:
         for count in workers:
             say(f"{gbit:g} Gbit/s, {count} workers")
             why, measured = "", dict[str, tuple[Times, Counter]]()
             try:
-                measured = _measured(nbytes, count, gbit, turns, 1 if quick else _ROUNDS)
+                measured = _measured(nbytes, count, gbit, lab.turns, 1 if lab.quick else _ROUNDS)
             except NoHosts as refused:
                 why = str(refused)
             for case, setting in SETTINGS.items():
                 about = {"gbit": gbit, "workers": count, "mb": nbytes / 1e6}
                 what = f"{gbit:g} Gbit/s, {nbytes / 1e6:g} MB, {count} workers: bytes over the least, {case}"
                 if why:
-                    rows.append(Row(case, "tcp", about, why=why))
-                    bars.append(Bar(_BAR, what, True, _MOST_RATIO, None, why))
+                    yield Row(case, "tcp", about, why=why)
+                    yield Bar(_BAR, what, True, _MOST_RATIO, None, why)
                     continue
                 times, counter = measured[case]
                 least = setting.least(count, nbytes)
-                rows.append(Row(case, "tcp", about, times, _figures(counter, least, times, measured["fp32"][0])))
+                yield Row(case, "tcp", about, times, _figures(counter, least, times, measured["fp32"][0]))
                 ratio = Ratio.of([moved / least for moved in counter.bytes])
-                bars.append(Bar(_BAR, what, True, _MOST_RATIO, ratio))
-    return Result("links", turns, rows, bars, machine(place.store.client), _NOTES)
+                yield Bar(_BAR, what, True, _MOST_RATIO, ratio)
 
 
 def _figures(counter: Counter, least: float, times: Times, fp32: Times) -> Figures:

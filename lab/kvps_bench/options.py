@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kvps.errors import InvalidSetting
-from kvps_bench import result
-from kvps_bench.crew import Place, place
+from kvps_bench.crew import Lab, place
+from kvps_bench.result import Bar, Result, Row, bars_table, machine, rows_tables
 from kvps_bench.round import Setting
 
 TURNS, QUICK_TURNS = 7, 2
@@ -25,8 +25,7 @@ WITH_SHM = ("tcp", "unix", "shm")
 Size = Annotated[float, typer.Option(metavar="MB", help="Size of the model.")]
 Sizes = Annotated[str, typer.Option(metavar="MB,...", help="Sizes of the model.")]
 Workers = Annotated[str, typer.Option("--workers", "-w", metavar="N,...", help="Numbers of workers.")]
-Measure = Callable[[Place, list[str], int], result.Result]
-"""What measures: it gets a place, names of transports, and the number of turns."""
+Measure = Callable[[Lab], Iterable[Row | Bar]]
 
 
 @dataclass
@@ -62,7 +61,9 @@ class OnAnyServer(OnOwnServer):
     ] = None
 
 
-def measured(measure: Measure, how: OnOwnServer, kinds: tuple[str, ...] = ("tcp", "unix")) -> None:
+def measured(
+    bench: str, measure: Measure, notes: Sequence[str], how: OnOwnServer, kinds: tuple[str, ...] = ("tcp", "unix")
+) -> None:
     """Measure over the transports asked for, on the server asked for or on a new one, and print the result."""
     number = positive("--turns", (QUICK_TURNS if how.quick else TURNS) if how.turns is None else how.turns)
     asked = names("--transport", how.transports, kinds) if how.transports else None
@@ -71,7 +72,12 @@ def measured(measure: Measure, how: OnOwnServer, kinds: tuple[str, ...] = ("tcp"
         for name in asked or ():
             if name not in there:
                 raise InvalidSetting(f"--transport {name}: the server of --redis is reached over {', '.join(there)}")
-        figures = measure(where, asked or there, number).to_dict()
+        found = list(measure(Lab(where, asked or there, number, how.quick)))
+        rows, bars = (
+            [each for each in found if isinstance(each, Row)],
+            [each for each in found if isinstance(each, Bar)],
+        )
+        figures = Result(bench, number, rows, bars, machine(where.store.client), notes).to_dict()
     if how.as_json:
         print(json.dumps(figures))
     else:
@@ -80,7 +86,7 @@ def measured(measure: Measure, how: OnOwnServer, kinds: tuple[str, ...] = ("tcp"
 
 def _show(figures: dict[str, Any]) -> None:
     console = Console(markup=False, emoji=False, highlight=False)
-    for header, cells in [*result.rows_tables(figures), result.bars_table(figures)]:
+    for header, cells in [*rows_tables(figures), bars_table(figures)]:
         table = Table(*header, box=None, pad_edge=False)
         for row in cells:
             table.add_row(*row)

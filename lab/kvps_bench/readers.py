@@ -9,11 +9,13 @@ import statistics
 import threading
 import time
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from kvps_bench.crew import Member, Place, crew, together
-from kvps_bench.result import Bar, Figures, Result, Row, machine
+from kvps_cli.output import say
+
+from kvps_bench.crew import Lab, Member, crew, together
+from kvps_bench.result import Bar, Figures, Row
 from kvps_bench.roles import Aggregator, Role, Worker, model, temporary_job
 from kvps_bench.round import Setting
 from kvps_bench.turns import Times, in_turns
@@ -96,31 +98,20 @@ class Reader(Role):
         super().close()
 
 
-def measure(
-    place: Place,
-    transports: Sequence[str],
-    setting: Setting,
-    count: int,
-    turns: int,
-    quick: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-) -> Result:
+def measure(lab: Lab, setting: Setting, count: int) -> Iterator[Row | Bar]:
     """Measure rounds without and with `count` readers over each transport."""
-    rows: list[Row] = []
-    bars: list[Bar] = []
-    for transport in transports:
+    for transport in lab.transports:
         say(f"{count} readers, {setting.nbytes / 1e6:g} MB, {transport}")
-        times, read = _measured(place, transport, setting, count, turns, quick)
+        times, read = _measured(lab, transport, setting, count)
         for case, each, readers in (("job alone", times[_ALONE], 0), (f"job, read by {count}", times[_READ], count)):
             more = {"readers": readers, "mean_ms": round(1000 * statistics.mean(each.seconds), 1)}
-            rows.append(Row(case, transport, setting.figures(), each, more))
-        rows.append(Row("a read meanwhile", transport, setting.figures(), read.times, read.figures))
+            yield Row(case, transport, setting.figures(), each, more)
+        yield Row("a read meanwhile", transport, setting.figures(), read.times, read.figures)
         what = f"a round with {count} readers over one without, {transport}"
-        bars.append(Bar(_BAR, what, True, _MOST_RATIO, times[_READ].over(times[_ALONE])))
-    return Result("readers", turns, rows, bars, machine(place.store.client), _NOTES)
+        yield Bar(_BAR, what, True, _MOST_RATIO, times[_READ].over(times[_ALONE]))
 
 
-_NOTES = (
+NOTES = (
     "Each reader calls job.snapshot() again and again. `lag` is how many versions a worker had pulled beyond the one "
     "that a read returned, when it returned: median, 90th percentile and greatest.",
     "`fetches` is how often a reader has read the arrays from Redis, all readers and turns together, the warm-up "
@@ -129,16 +120,14 @@ _NOTES = (
 )
 
 
-def _measured(
-    place: Place, transport: str, setting: Setting, count: int, turns: int, quick: bool
-) -> tuple[dict[str, Times], _Reading]:
-    url = place.urls[transport]
-    with temporary_job(place, transport, model(setting.nbytes), workers=setting.workers) as job:
+def _measured(lab: Lab, transport: str, setting: Setting, count: int) -> tuple[dict[str, Times], _Reading]:
+    url = lab.place.urls[transport]
+    with temporary_job(lab.place, transport, model(setting.nbytes), workers=setting.workers) as job:
         trainers = [(Trainer, url, job.name, rank) for rank in range(setting.workers)]
         readers = [(Reader, url, job.name) for _ in range(count)]
         with crew((Aggregator, url, job.name), *trainers, *readers) as (_, *members):
-            read = _Reading(members[: setting.workers], members[setting.workers :], setting.rounds(quick))
-            return in_turns({_ALONE: read.alone, _READ: read.by_all}, turns), read
+            read = _Reading(members[: setting.workers], members[setting.workers :], setting.rounds(lab.quick))
+            return in_turns({_ALONE: read.alone, _READ: read.by_all}, lab.turns), read
 
 
 class _Reading:

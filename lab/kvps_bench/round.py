@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from kvps_cli.output import say
 
 from kvps.arrays.layout import DTYPE
 from kvps_bench.bare import Socket
-from kvps_bench.crew import Member, Place, crew, spawning, together
-from kvps_bench.result import Bar, Figures, Result, Row, machine
+from kvps_bench.crew import Lab, Member, Place, crew, spawning, together
+from kvps_bench.result import Bar, Figures, Row
 from kvps_bench.roles import LR, Aggregator, Worker, model, temporary_job
 from kvps_bench.turns import Case, Times, in_turns
 
@@ -32,7 +33,7 @@ _BARE = "bare sockets"
 _BAR, _MOST_RATIO = 2, 1.2
 _TURN_BYTES = 1e9  # of one worker's gradients in a turn: long enough that events of once a second get their due share
 _MOST_ROUNDS = 200
-_NOTES = (
+NOTES = (
     "Bare sockets carry the same bytes in the same chunks, under fresh names in each round, and unlink old ones, as "
     "every system must that never shows half of an array. kvps overlaps what they do one after another. bf16 has half "
     "the bytes; shm is shared memory.",
@@ -156,42 +157,30 @@ def check_weights(weights: Iterable[tuple[int, float, float]], workers: int, nea
         assert abs(greatest - wanted) <= near * abs(wanted), (version, greatest, wanted)
 
 
-def measure(
-    place: Place,
-    transports: Sequence[str],
-    settings: Sequence[Setting],
-    turns: int,
-    quick: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-) -> Result:
+def measure(lab: Lab, settings: Sequence[Setting]) -> Iterator[Row | Bar]:
     """Measure rounds of each setting over each transport."""
-    rows: list[Row] = []
-    bars: list[Bar] = []
     for setting in settings:
         say(f"{setting.nbytes / 1e6:g} MB, {setting.workers} workers")
-        measured = _measured(place, transports, setting, turns, quick)
+        measured = _measured(lab, setting)
         for (case, transport), times in measured.items():
-            base = measured.get((_BARE, transport), measured.get((_BARE, transports[0])))
+            base = measured.get((_BARE, transport), measured.get((_BARE, lab.transports[0])))
             more = {"over_bare": round(times.over(base).median, 3)} if base else {}
-            rows.append(Row(case, transport, setting.figures(), times, more))
-        bars += _bars(setting, measured)
-    return Result("round", turns, rows, bars, machine(place.store.client), _NOTES)
+            yield Row(case, transport, setting.figures(), times, more)
+        yield from _bars(setting, measured)
 
 
-def _measured(
-    place: Place, transports: Sequence[str], setting: Setting, turns: int, quick: bool
-) -> dict[tuple[str, str], Times]:
+def _measured(lab: Lab, setting: Setting) -> dict[tuple[str, str], Times]:
     """Return the times of each case over each transport."""
-    rounds = setting.rounds(quick)
+    rounds = setting.rounds(lab.quick)
     cases: dict[tuple[str, str], Case] = {}
     with ExitStack() as stack:
-        for transport in transports:
+        for transport in lab.transports:
             shared = transport == "shm"
             if not shared:
-                cases[_BARE, transport] = stack.enter_context(bare(place.urls[transport], setting, rounds))
+                cases[_BARE, transport] = stack.enter_context(bare(lab.place.urls[transport], setting, rounds))
             for name, more in (SHARED if shared else VARIANTS).items():
-                cases[name, transport] = stack.enter_context(kvps(place, transport, setting, rounds, **more))
-        return in_turns(cases, turns)
+                cases[name, transport] = stack.enter_context(kvps(lab.place, transport, setting, rounds, **more))
+        return in_turns(cases, lab.turns)
 
 
 def _bars(setting: Setting, measured: Mapping[tuple[str, str], Times]) -> Iterator[Bar]:

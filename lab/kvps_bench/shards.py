@@ -7,14 +7,16 @@ gradient is clipped as well, so that they tell each other the squares of their p
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+
+from kvps_cli.output import say
 
 from kvps.connection.client import Client
 from kvps.errors import counted
 from kvps.optim import SGD
-from kvps_bench.crew import Member, Place, crew
-from kvps_bench.result import Bar, Figures, Result, Row, machine
+from kvps_bench.crew import Lab, Member, crew
+from kvps_bench.result import Bar, Figures, Row
 from kvps_bench.roles import LR, Aggregator, Worker, model, temporary_job
 from kvps_bench.turns import Ratio, in_turns
 
@@ -24,41 +26,37 @@ _CLIP_NORM = 1.0
 _SILENCE_MS = 3_600_000
 _BAR, _MOST_GROWTH = 19, 1.5
 
-_NOTES = (
+NOTES = (
     f"One worker, over a Unix socket; the model has {_MODEL_BYTES} bytes. Commands are those that the server runs, in "
     "scripts and outside; `script us` is its time in scripts. Both are of a shard's part of a version.",
     "The worker timeout and the lease are an hour here: renewals, three a lease for each shard, are not counted.",
 )
 
 
-def measure(
-    place: Place, counts: Sequence[int], turns: int, quick: bool = False, say: Callable[[str], None] = lambda _: None
-) -> Result:
+def measure(lab: Lab, counts: Sequence[int]) -> Iterator[Row | Bar]:
     """Measure jobs with so many shards. Nothing else may use the server."""
-    rows: list[Row] = []
-    bars: list[Bar] = []
     for aggregators in (1, 2):
         commands = {}
         for count in counts if aggregators == 1 else [count for count in counts if count > 1]:
             say(f"{counted(count, 'shard')}, {counted(aggregators, 'aggregator')}")
-            row, commands[count] = _measured(place, count, aggregators, turns, 2 if quick else 5)
-            rows.append(row)
+            row, commands[count] = _measured(lab, count, aggregators)
+            yield row
         many, few = max(commands), min((count for count in commands if count >= 10), default=max(commands))
         ratio = Ratio.of([commands[many] / commands[few]]) if many > few else None
         what = f"commands a shard, {many} shards over {few}, {counted(aggregators, 'aggregator')}"
-        bars.append(Bar(_BAR, what, True, _MOST_GROWTH, ratio, "" if ratio else "needs 10 shards, and more"))
-    return Result("shards", turns, rows, bars, machine(place.store.client), _NOTES)
+        yield Bar(_BAR, what, True, _MOST_GROWTH, ratio, "" if ratio else "needs 10 shards, and more")
 
 
-def _measured(place: Place, count: int, aggregators: int, turns: int, rounds: int) -> tuple[Row, float]:
+def _measured(lab: Lab, count: int, aggregators: int) -> tuple[Row, float]:
     """Return the row of a job, and its commands a shard."""
+    place, rounds = lab.place, 2 if lab.quick else 5
     url, optimizer = place.urls["unix"], SGD(lr=LR, clip_norm=_CLIP_NORM if aggregators > 1 else 0.0)
     each: list[tuple[float, float]] = []
     patient = {"worker_timeout_ms": _SILENCE_MS, "lease_ms": _SILENCE_MS}
     with temporary_job(place, "unix", model(_MODEL_BYTES), shards=count, optimizer=optimizer, **patient) as job:
         holders = [(Aggregator, url, job.name, list(range(a, count, aggregators))) for a in range(aggregators)]
         with crew(*holders, (Worker, url, job.name, 0)) as (*_, worker):
-            times = in_turns({"job": partial(_turn, place.store.client, worker, rounds, each)}, turns)["job"]
+            times = in_turns({"job": partial(_turn, place.store.client, worker, rounds, each)}, lab.turns)["job"]
     commands, script_s = (statistics.median(turn[i] for turn in each[1:]) / rounds / count for i in range(2))
     more: Figures = {"commands_a_shard": round(commands, 1), "script_us_a_shard": round(1e6 * script_s, 1)}
     settings: Figures = {"shards": count, "aggregators": aggregators}

@@ -21,8 +21,8 @@ from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.optim import SGD
 from kvps.staleness import ASP, mode_name
-from kvps_bench.crew import Member, Place, crew, spawning
-from kvps_bench.result import Bar, Figures, Result, Row, machine
+from kvps_bench.crew import Lab, Member, Place, crew, spawning
+from kvps_bench.result import Bar, Figures, Row
 from kvps_bench.roles import Aggregator, Role, temporary_job
 from kvps_bench.turns import Ratio, Times, in_turns
 
@@ -178,22 +178,17 @@ def at_full_speed(setting: Setting, kind: str) -> float:
     return setting.compute_ms / 1000 / speeds
 
 
-def measure(
-    place: Place, transports: Sequence[str], setting: Setting, turns: int, kinds: Sequence[str] = tuple(KINDS)
-) -> Result:
+def measure(lab: Lab, setting: Setting, kinds: Sequence[str]) -> Iterator[Row | Bar]:
     """Measure every kind of slowness in every mode, over each transport."""
-    rows: list[Row] = []
-    bars: list[Bar] = []
-    for transport in transports:
-        url, over = place.urls[transport], spawning.Event()
+    for transport in lab.transports:
+        url, over = lab.place.urls[transport], spawning.Event()
         makers = [(Trainee, url, rank, setting, over) for rank in range(setting.workers)]
         with crew((Aggregator, url), *makers) as members:
-            course = Course(place, members, setting, over)
+            course = Course(lab.place, members, setting, over)
             keys = [(kind, mode) for kind in kinds for mode in _MODES]
-            times = in_turns({key: partial(course.run, *key) for key in keys}, turns)
-        rows += [_row(transport, setting, key, times[key], course) for key in keys]
-        bars += _bars(transport, times, course)
-    return Result("straggler", turns, rows, bars, machine(place.store.client), _notes(setting))
+            times = in_turns({key: partial(course.run, *key) for key in keys}, lab.turns)
+        yield from (_row(transport, setting, key, times[key], course) for key in keys)
+        yield from _bars(transport, times, course)
 
 
 def _row(transport: str, setting: Setting, key: tuple[str, Mode], times: Times, course: Course) -> Row:
@@ -218,7 +213,7 @@ def _bars(transport: str, times: Mapping[tuple[str, Mode], Times], course: Cours
                 yield Bar(21, what, False, wanted, Ratio.of(course.shares[kind, mode][1:]))
 
 
-def _notes(setting: Setting) -> tuple[str, ...]:
+def notes(setting: Setting) -> tuple[str, ...]:
     return (
         f"The job trains the digits to a test accuracy of {setting.accuracy:g} with {setting.workers} workers; a "
         f"snapshot is judged every {1000 * _LOOK_EVERY_S:g} ms from outside. A gradient takes {setting.compute_ms:g} "

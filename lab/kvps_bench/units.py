@@ -7,16 +7,17 @@ first, and may do two of a round while another worker does none.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import numpy as np
+from kvps_cli.output import say
 
 from kvps.arrays.layout import DTYPE
-from kvps_bench.crew import Member, Place, crew, together
-from kvps_bench.result import Bar, Result, Row, machine
+from kvps_bench.crew import Lab, Member, crew, together
+from kvps_bench.result import Bar, Row
 from kvps_bench.roles import Aggregator, Worker, model, temporary_job
 from kvps_bench.round import Setting, check_weights
 from kvps_bench.turns import Case, Times, in_turns
@@ -24,7 +25,7 @@ from kvps_bench.turns import Case, Times, in_turns
 _BAR, _MOST_RATIO = 20, 1.1
 _UNITS = 2**40  # no run comes to their end
 _STATIC, _IN_UNITS = "static partition", "rounds of units"
-_NOTES = (
+NOTES = (
     "The jobs take turns, each with its own aggregator and workers. A round has one unit for each worker, so both "
     "carry the same bytes. One time is that of all rounds of a turn, over their number.",
     "At the end the weights are checked: each gradient was applied once.",
@@ -72,41 +73,32 @@ class UnitWorker(Worker):
 _WORKERS: Mapping[str, type[Worker]] = {_STATIC: RoundWorker, _IN_UNITS: UnitWorker}
 
 
-def measure(
-    place: Place,
-    transports: Sequence[str],
-    settings: Sequence[Setting],
-    turns: int,
-    quick: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-) -> Result:
+def measure(lab: Lab, settings: Sequence[Setting]) -> Iterator[Row | Bar]:
     """Measure rounds of both jobs, for each size over each transport."""
-    rows: list[Row] = []
-    bars: list[Bar] = []
     for setting in settings:
-        for transport in transports:
+        for transport in lab.transports:
             about = f"{setting.nbytes / 1e6:g} MB, {setting.workers} workers, {transport}"
             say(f"units, {about}")
-            times = _measured(place, transport, setting, turns, quick)
-            rows += [Row(case, transport, setting.figures(), times[case]) for case in _WORKERS]
+            times = _measured(lab, transport, setting)
+            for case in _WORKERS:
+                yield Row(case, transport, setting.figures(), times[case])
             ratio = times[_IN_UNITS].over(times[_STATIC])
-            bars.append(Bar(_BAR, f"{_IN_UNITS} over a {_STATIC}, {about}", True, _MOST_RATIO, ratio))
-    return Result("units", turns, rows, bars, machine(place.store.client), _NOTES)
+            yield Bar(_BAR, f"{_IN_UNITS} over a {_STATIC}, {about}", True, _MOST_RATIO, ratio)
 
 
-def _measured(place: Place, transport: str, setting: Setting, turns: int, quick: bool) -> dict[str, Times]:
-    url, rounds = place.urls[transport], setting.rounds(quick)
+def _measured(lab: Lab, transport: str, setting: Setting) -> dict[str, Times]:
+    url, rounds = lab.place.urls[transport], setting.rounds(lab.quick)
     crews: dict[str, list[Member]] = {}
     with ExitStack() as stack:
         for case, worker in _WORKERS.items():
             settings: dict[str, Any] = {"workers": setting.workers}
             if worker is UnitWorker:
                 settings |= {"units": _UNITS // setting.workers * setting.workers, "units_per_round": setting.workers}
-            job = stack.enter_context(temporary_job(place, transport, model(setting.nbytes), **settings))
+            job = stack.enter_context(temporary_job(lab.place, transport, model(setting.nbytes), **settings))
             makers = [(worker, url, job.name, rank) for rank in range(setting.workers)]
             _, *crews[case] = stack.enter_context(crew((Aggregator, url, job.name), *makers))
         cases: dict[str, Case] = {case: partial(_turn, members, rounds) for case, members in crews.items()}
-        times = in_turns(cases, turns)
+        times = in_turns(cases, lab.turns)
         for members in crews.values():
             check_weights(together(members, "weights"), setting.workers)
         return times

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from kvps_aggregator.verify.chain import Chain, Unproved
+from kvps_cli.output import say
 
 from kvps.arrays.layout import DTYPE
 from kvps.connection.client import Client
@@ -29,8 +30,8 @@ from kvps.job import Job
 from kvps.staleness import mode_name
 from kvps.store import connect
 from kvps_bench.cost import Cost
-from kvps_bench.crew import Member, Place, crew
-from kvps_bench.result import Bar, Figures, Result, Row, machine
+from kvps_bench.crew import Lab, Member, Place, crew
+from kvps_bench.result import Bar, Figures, Row
 from kvps_bench.roles import Aggregator, Role, model, temporary_job
 from kvps_bench.turns import Ratio, Times, in_turns
 
@@ -42,7 +43,7 @@ _LOOK_EVERY_S = 0.005
 _STACK_BYTES = 512 << 10
 _BAR, _MOST_GROWTH, _MOST_JOIN_S = 14, 3.0, 20.0
 
-_NOTES = (
+NOTES = (
     f"At most {_PROCESSES} processes hold the sessions, over a Unix socket. The model has {_MODEL_BYTES} bytes, and no "
     "session computes anything. Each turn has its own job and sessions, and begins to count when each worker has "
     "contributed twice on average; so no turn is thrown away as a warm-up.",
@@ -231,24 +232,22 @@ class Case:
             time.sleep(_LOOK_EVERY_S)
 
 
-def measure(
-    place: Place, settings: Sequence[Setting], turns: int, say: Callable[[str], None] = lambda _: None
-) -> Result:
+def measure(lab: Lab, settings: Sequence[Setting]) -> Iterator[Row | Bar]:
     """Measure all these settings. The server must be this benchmark's own."""
     most = max(s.workers for s in settings)
     with ExitStack() as stack:
-        store = stack.enter_context(connect(_patient(place.urls["unix"], max(s.limit_s for s in settings))))
+        store = stack.enter_context(connect(_patient(lab.place.urls["unix"], max(s.limit_s for s in settings))))
         _check_connections(store.client, most)
         makers = [(Sessions, store.url) for _ in range(min(_PROCESSES, most))]
         aggregator, *processes = stack.enter_context(crew((Aggregator, store.url), *makers))
         cases = [Case(Place(store, {}), aggregator, processes, setting) for setting in settings]
         say(", ".join(f"{s.mode} of {s.workers}" for s in settings))
-        in_turns({case.setting: case.turn for case in cases}, turns, warm_up=False)
-        where = machine(store.client)
-    rows = [row for part in (_joining, _contributions) for case in cases for row in part(case)]
-    modes = dict.fromkeys(case.setting.mode for case in cases)
-    bars = [bar for mode in modes for bar in _bars([case for case in cases if case.setting.mode == mode])]
-    return Result("workers", turns, rows, bars, where, _NOTES)
+        in_turns({case.setting: case.turn for case in cases}, lab.turns, warm_up=False)
+    for part in (_joining, _contributions):
+        for case in cases:
+            yield from part(case)
+    for mode in dict.fromkeys(case.setting.mode for case in cases):
+        yield from _bars([case for case in cases if case.setting.mode == mode])
 
 
 def _patient(url: str, limit_s: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from html import escape
@@ -25,20 +26,21 @@ _INK, _SOFT, _PAPER = "#1b2631", "#5d6d7e", "#ffffff"
 _PUSH, _FETCH = PHASE_COLOURS["push"], PHASE_COLOURS["fetch"]
 
 
-class Client(NamedTuple):
-    """A program that is connected to the server, as it names itself, and how many connections it has."""
-
-    name: str
-    connections: int
-
-
 def as_json(job: Job, view: JobView) -> dict[str, Any]:
     """Return the graph as nodes: the server with its shards and replicas, aggregators, workers, and other programs of
     kvps that are connected. Rates are in bytes a second."""
     members = job.state().members.values()
     pids = {os.getpid()} | {m.pid for m in members} | {_pid(name) for name in _aggregators(view)}
     clients, replicas = _clients(job), _replicas(job)
-    others = None if clients is None else [c._asdict() for c in clients if _pid(c.name, "-") not in pids]
+    others = (
+        None
+        if clients is None
+        else [
+            {"name": name, "connections": count}
+            for name, count in sorted(clients.items())
+            if _pid(name, "-") not in pids
+        ]
+    )
     return {
         "job": view.job,
         "mode": view.mode,
@@ -77,17 +79,15 @@ def _pid(name: str, between: str = ":") -> int:
     return int(parts[1]) if len(parts) > 2 and parts[1].isdecimal() and len(parts[1]) < 12 else 0
 
 
-def _clients(job: Job) -> list[Client] | None:
-    """Return the programs of kvps that are connected; None if this user may not ask."""
+def _clients(job: Job) -> Counter[str] | None:
+    """Return the programs of kvps that are connected, as they name themselves, with how many connections each has; None
+    if this user may not ask."""
     try:
         found = job.access.server.call("CLIENT LIST")
     except KvpsError:
         return None
-    counts: dict[str, int] = {}
-    for client in found:
-        if (name := str(client.get("name", ""))).startswith("kvps-"):
-            counts[name] = counts.get(name, 0) + 1
-    return [Client(name, count) for name, count in sorted(counts.items())]
+    names = (str(client.get("name", "")) for client in found)
+    return Counter(name for name in names if name.startswith("kvps-"))
 
 
 def _replicas(job: Job) -> list[str]:

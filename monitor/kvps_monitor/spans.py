@@ -162,38 +162,30 @@ def _phases(f: Fields, names: Iterable[str], where: str) -> dict[str, float]:
     return phases
 
 
-def worker_spans(iterations: Iterable[Iteration]) -> Iterator[Span]:
-    """Yield the spans of one worker's iterations, oldest first; they never overlap. An iteration without times has
-    none."""
+def spans(done: Iterable[Iteration | ShardVersion]) -> Iterator[Span]:
+    """Yield the spans of one worker's iterations or of one shard's versions, oldest first: each phase that took time,
+    one behind the other. An iteration without times has none.
+
+    They never overlap. The estimate of the server's clock gets better from time to time, and the lane then moves a
+    little: what would lie before the end of the last span is cut off.
+    """
     last = 0.0
-    for i in iterations:
-        moved = {"fetch": i.pulled, "push": i.pushed}
-        for phase, start, end in _tiles(i.at_us, i.phases, last):
-            yield Span(i.worker, phase, start, end, i.version, i.round, moved.get(phase, 0), i.clock, i.unit)
-            last = end
-
-
-def shard_spans(versions: Iterable[ShardVersion]) -> Iterator[Span]:
-    """Yield the spans of one shard's versions, oldest first; they never overlap."""
-    last = 0.0
-    for v in versions:
-        moved = {"fetch": v.received, "store": v.stored}
-        for phase, start, end in _tiles(v.at_us, v.phases, last):
-            yield Span(f"shard {v.shard}", phase, start, end, v.version, 0, moved.get(phase, 0))
-            last = end
-
-
-def _tiles(at_us: int | None, phases: Phases, after: float) -> Iterator[tuple[str, float, float]]:
-    """Yield phase, start and end of each phase that took time, one behind the other. The estimate of the server's clock
-    gets better from time to time, and the lane then moves a little: what would lie before `after` is cut off."""
-    if at_us is None:
-        return
-    start = float(at_us)
-    for phase, milliseconds in phases.items():
-        end = start + 1000 * milliseconds
-        if end > max(start, after):
-            yield phase, max(start, after), end
-        start = end
+    for each in done:
+        if each.at_us is None:
+            continue
+        if isinstance(each, Iteration):
+            lane, moved = each.worker, {"fetch": each.pulled, "push": each.pushed}
+            round_, clock, unit = each.round, each.clock, each.unit
+        else:
+            lane, moved = f"shard {each.shard}", {"fetch": each.received, "store": each.stored}
+            round_, clock, unit = 0, 0, None
+        start = float(each.at_us)
+        for phase, milliseconds in each.phases.items():
+            end = start + 1000 * milliseconds
+            if end > max(start, last):
+                yield Span(lane, phase, max(start, last), end, each.version, round_, moved.get(phase, 0), clock, unit)
+                last = end
+            start = end
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from kvps_monitor.live import JobWatch
 from kvps_monitor.loggers.rows import RowReader
 from kvps_monitor.loggers.targets import Target
 from kvps_monitor.metrics.job_reader import JobReader
-from kvps_monitor.spans import Traces, losses_of, shard_spans, worker_spans
+from kvps_monitor.spans import Traces, losses_of, spans
 from kvps_workers.queue.host import Host
 from kvps_workers.queue.queue import CPU, TaskQueue
 from kvps_workers.queue.task_runner import HostResources
@@ -118,10 +118,8 @@ def _live(scene: Scene, job: Open) -> None:
 def _spans(scene: Scene, job: Open) -> None:
     found = job()
     iterations, versions = Traces(found).read(found.state().members)
-    for each in iterations.values():
-        list(worker_spans(each))
-    for made in versions.values():
-        list(shard_spans(made))
+    for lane in (*iterations.values(), *versions.values()):
+        list(spans(lane))
 
 
 def _looks(scene: Scene, job: Open) -> None:

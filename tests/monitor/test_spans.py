@@ -9,7 +9,7 @@ import pytest
 from helpers.harness import aggregating, await_version, gradient, model
 from hypothesis import given
 from hypothesis import strategies as st
-from kvps_monitor.spans import Iteration, ShardVersion, Span, Traces, shard_spans, worker_spans
+from kvps_monitor.spans import Iteration, ShardVersion, Span, Traces, spans
 
 import kvps
 from kvps.protocol.phases import WORKER_PHASES
@@ -24,14 +24,14 @@ def iteration(**changed: str) -> Iteration:
 
 
 def test_a_phase_that_took_time_is_a_span() -> None:
-    found = list(worker_spans([iteration(wait_ms="1.5", compute_ms="2", push_ms="0.25", unit="7")]))
+    found = list(spans([iteration(wait_ms="1.5", compute_ms="2", push_ms="0.25", unit="7")]))
     assert found == [
         Span("w0", "wait", 1_000_000, 1_001_500, 2, 3, 0, 3, 7),
         Span("w0", "compute", 1_001_500, 1_003_500, 2, 3, 0, 3, 7),
         Span("w0", "push", 1_003_500, 1_003_750, 2, 3, 20, 3, 7),
     ]
     version = ShardVersion.of(1, ("1-0", A_VERSION | {"fetch_ms": "1", "commit_ms": "2"}))
-    assert list(shard_spans([version])) == [
+    assert list(spans([version])) == [
         Span("shard 1", "fetch", 5, 1005, 3, 0, 40),
         Span("shard 1", "commit", 1005, 3005, 3, 0, 0),
     ]
@@ -45,14 +45,14 @@ def test_spans_never_overlap_however_the_clock_is_corrected(steps: list[tuple[in
         phases = {f"{p}_ms": f"{m / 1000}" for p, m in zip(WORKER_PHASES, micros, strict=True)}
         iterations.append(iteration(at=str(at + correction), **phases))
         at += sum(micros)
-    spans = list(worker_spans(iterations))
-    assert all(span.end_us > span.start_us for span in spans)
-    assert all(a.end_us <= b.start_us for a, b in pairwise(spans))
+    found = list(spans(iterations))
+    assert all(span.end_us > span.start_us for span in found)
+    assert all(a.end_us <= b.start_us for a, b in pairwise(found))
 
 
 def test_without_times_there_are_no_spans() -> None:
     known = Iteration.of("w0", ("1-0", {"round": "1", "version": "0", "loss": "nan"}))
-    assert (known.at_us, list(worker_spans([known])), known.loss != known.loss) == (None, [], True)
+    assert (known.at_us, list(spans([known])), known.loss != known.loss) == (None, [], True)
 
 
 @pytest.mark.parametrize(

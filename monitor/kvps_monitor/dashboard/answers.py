@@ -14,7 +14,8 @@ from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look
 from kvps_monitor.jobs import summary, unreadable
 from kvps_monitor.live import JobWatch
-from kvps_monitor.spans import Iteration, ShardVersion, Span, shard_spans, worker_spans
+from kvps_monitor.spans import Iteration, ShardVersion, Span
+from kvps_monitor.spans import spans as recorded
 from kvps_monitor.views import JobView, event_json
 
 MOST_EVENTS = 200
@@ -32,6 +33,7 @@ def job_list(store: Store) -> list[dict[str, Any]]:
     return list(store.read_jobs(summary, unreadable))
 
 
+Lane = Sequence[Iteration] | Sequence[ShardVersion]
 Kept = tuple[Mapping[str, Sequence[Iteration]], Mapping[int, Sequence[ShardVersion]]]
 
 
@@ -107,24 +109,17 @@ def spans(view: JobView, kept: Kept, first: int, count: int, after_ms: float) ->
     if first < 0 or not 1 <= count <= MOST_LANES:
         raise InvalidSetting(f"first must be 0 or more, and count from 1 to {MOST_LANES}")
     iterations, versions = kept
-    kept_lanes: list[Sequence[Any]] = [*iterations.values(), *versions.values()]
-    ends = [_end_ms(lane[-1]) for lane in kept_lanes if lane]
+    shards = {f"shard {n}": (versions[n], SHARD_PHASES) for n in sorted(versions)}
+    workers = {w.worker: (iterations.get(w.worker, ()), WORKER_PHASES) for w in view.workers}
+    lanes: dict[str, tuple[Lane, Sequence[str]]] = {**shards, **workers}
+    traces: list[Lane] = [*iterations.values(), *versions.values()]
+    ends = [_end_ms(trace[-1]) for trace in traces if trace]
     base_ms = max(after_ms, min(view.at_ms, max(ends, default=view.at_ms)) - _LONGEST_MS)
-    names: list[str | int] = [*sorted(versions), *(w.worker for w in view.workers)]
-    lanes = []
-    for name in islice(names, first, first + count):
-        if isinstance(name, int):
-            lane, phases = list(shard_spans(_late(versions[name], base_ms))), SHARD_PHASES
-        else:
-            lane, phases = list(worker_spans(_late(iterations.get(name, ()), base_ms))), WORKER_PHASES
-        rows = [_span(s, phases, base_ms) for s in lane if s.end_us > 1000 * base_ms]
-        lanes.append({"lane": f"shard {name}" if isinstance(name, int) else name, "spans": rows})
-    return {"at_ms": view.at_ms, "base_ms": base_ms, "first": first, "all": len(names), "lanes": lanes}
-
-
-def _late(kept: Sequence[Any], after_ms: float) -> list[Any]:
-    """Return the iterations or versions that end after a time."""
-    return [each for each in kept if _end_ms(each) > after_ms]
+    rows = []
+    for name, (lane, phases) in islice(lanes.items(), first, first + count):
+        late = [s for s in recorded(each for each in lane if _end_ms(each) > base_ms) if s.end_us > 1000 * base_ms]
+        rows.append({"lane": name, "spans": [_span(s, phases, base_ms) for s in late]})
+    return {"at_ms": view.at_ms, "base_ms": base_ms, "first": first, "all": len(lanes), "lanes": rows}
 
 
 def _end_ms(each: Iteration | ShardVersion) -> float:

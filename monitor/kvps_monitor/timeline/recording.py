@@ -18,7 +18,7 @@ from kvps.history.evaluations import Evaluation
 from kvps.history.events import Event, EventLog
 from kvps.job import Job
 from kvps.parsing import LARGEST
-from kvps_monitor.spans import Span, Traces, shard_spans, worker_spans
+from kvps_monitor.spans import Span, Traces, spans
 
 _LATEST_US = 8_836_000_000_000_000  # about the year 2250: nanoseconds of a later time do not fit viewers' 64 bits
 _AROUND_US = 1_000_000  # a worker joins shortly before its first span, and leaves shortly after its last one
@@ -239,9 +239,9 @@ def record(job: Job) -> Recording:
     workers = {}
     for worker, found in iterations.items():
         losses = {i.round: i.loss for i in found}
-        blocks = _blocks(worker_spans(found), lambda span: span.round)
+        blocks = _blocks(spans(found), lambda span: span.round)
         workers[worker] = [block._replace(loss=losses[block.number]) for block in blocks]
-    shards = [_blocks(shard_spans(made), lambda span: span.version) for made in versions.values()]
+    shards = [_blocks(spans(made), lambda span: span.version) for made in versions.values()]
     events = EventLog(job.access.client, job.access.keys).newest(0)
     all_of_it = Recording(job.name, job.config.mode, workers, shards, _taken(events), [])
     if not all_of_it.iterations:
@@ -272,9 +272,9 @@ def _absences(marks: Sequence[Mark]) -> Iterator[Absence]:
         yield Absence(worker, why, since_us, math.inf)
 
 
-def _blocks(spans: Iterator[Span], number: Callable[[Span], int]) -> list[Block]:
+def _blocks(lane: Iterator[Span], number: Callable[[Span], int]) -> list[Block]:
     """Return the blocks that spans of one lane belong to."""
-    grouped = [(n, tuple(each)) for n, each in groupby(spans, number)]
+    grouped = [(n, tuple(each)) for n, each in groupby(lane, number)]
     return [Block(each[0].lane, n, each[0].version, each) for n, each in grouped]
 
 
