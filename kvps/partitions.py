@@ -106,14 +106,15 @@ class Division(NamedTuple):
 
 
 class UnitBatches:
-    """The batches of a job that counts each of them once: each epoch has all samples, in an order drawn anew.
+    """The batches of a job that counts each of them once: each epoch has all samples, in an order drawn anew. Or those
+    of the worker of one `rank`, which has samples of its own.
 
     Samples that fill no batch of the division are left out, in each epoch others.
     """
 
-    def __init__(self, samples: int, batch_size: int, division: Division, seed: int) -> None:
+    def __init__(self, samples: int, batch_size: int, division: Division, seed: int, rank: int | None = None) -> None:
         self.division = division
-        self._samples, self._batch_size, self._seed = samples, batch_size, seed
+        self._samples, self._batch_size, self._seed, self._rank = samples, batch_size, seed, rank
         self._order = lru_cache(2)(self._order_of)  # batches of the next epoch are loaded ahead
 
     def epoch(self, number: int) -> int:
@@ -141,4 +142,4 @@ class UnitBatches:
         return _seed_of(_OF_LOADING, self._seed, number)
 
     def _order_of(self, epoch: int) -> Rows:
-        return epoch_order(self._samples, self._seed, epoch)
+        return epoch_order(self._samples, self._seed, epoch, self._rank)

@@ -289,14 +289,12 @@ class _Channel:
 
 
 def _packed(message: Message) -> torch.Tensor:
-    packed = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
     text = json.dumps(message, ensure_ascii=False).encode()
-    packed[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-    return packed
+    return torch.frombuffer(bytearray(text.ljust(_MESSAGE_BYTES)), dtype=torch.uint8)
 
 
 def _unpacked(packed: torch.Tensor) -> Message:
-    message: Message = json.loads(packed.numpy().tobytes().rstrip(b"\0"))
+    message: Message = json.loads(packed.numpy().tobytes())
     return message
 
 

@@ -24,7 +24,8 @@ MOST_STEPS = 1_000_000
 
 
 class LocalSteps:
-    """The steps of one worker's present round: `steps` of them, each by `inner` on the parameters `params`.
+    """The steps of one worker's present round: `steps` of them, of which some are `taken`, each by `inner` on the
+    parameters `params`.
 
     It keeps one copy of the parameters, as pulled, in float32. `weight` is the sum of the steps' weights, None without
     any. With fragments, `part_of` is parameter -> fragment: a round is of one, and the worker goes on from its own
@@ -46,14 +47,13 @@ class LocalSteps:
         self._part_of = part_of or {}
         self._params = params
         self.inner = InnerOptimizer(inner, params, begins_anew=config.unit_rounds is not None)
-        self._steps = steps // fragments
+        self.steps = steps // fragments
         self._config = config
-        self._over = False
         self._pulled: dict[str, torch.Tensor] = {}
         self._pseudo: dict[str, torch.Tensor] = {}
         self._with_gradient = set[str]()  # parameters that had one in a step since they were pulled
         self._cleared = False  # whether a pull has cleared the gradients since the last step
-        self._taken = 0
+        self.taken = 0
         self._part: str | None = None  # of the pseudo-gradient that is being pushed
         self.to_pull = ""  # the part whose weights the next round needs; "" is the whole model
         self.weight: int | None = None
@@ -63,34 +63,25 @@ class LocalSteps:
     @property
     def under_way(self) -> bool:
         """Whether some steps of the round are taken, and not all."""
-        return self._taken > 0 and not self._over
-
-    @property
-    def taken(self) -> int:
-        """How many steps of the round were taken."""
-        return self._taken
-
-    def done(self, clock: int, lacking: int) -> int:
-        """Return how many steps so many contributions have, which lacked some of whole rounds."""
-        return clock * self._steps - lacking
+        return 0 < self.taken < self.steps
 
     @property
     def to_push(self) -> bool:
         """Whether a worker that leaves now has steps to push, with fragments also steps of earlier rounds. A part of a
         unit does not count: another worker gets the whole unit."""
-        return self._is_ahead and (self._over or not self._config.units)
+        return self._is_ahead and (self.taken == self.steps or not self._config.units)
 
     def begin_unit(self, batches: int) -> None:
         """Begin a unit of data, of so many batches: the last one may have fewer. Steps of a unit that was not pushed
         count no more."""
         self.dropped()
-        self._steps = batches
+        self.steps = batches
 
     def begin(self, anew: bool) -> None:
         """Begin the next step, whose gradients are cleared; or a round `anew`, whose weights, `to_pull`, are in the
         parameters now."""
         if anew:
-            self._taken, self._over, self.weight, self._part = 0, False, None, None
+            self.taken, self.weight, self._part = 0, None, None
             self._pseudo.clear()
             self._is_ahead = self._is_ahead and self.to_pull != ""
             for name, parameter in self._params.items():
@@ -106,18 +97,17 @@ class LocalSteps:
 
         Raises WrongOrder, NotFinite; then nothing has changed.
         """
-        if not self._over:
+        if self.taken < self.steps:
             counts = self._counts()
             self.to_pull = ""  # until the push of this round is accepted
             self._cleared = self._accepted = False
             self._is_ahead = True
             if counts:
                 self.inner.step()
-            self._taken += 1
+            self.taken += 1
             if weight:
                 self.weight = min(MOST_WEIGHT, weight + (self.weight or 0))
-            self._over = self._taken == self._steps
-        return self._over
+        return self.taken == self.steps
 
     def _counts(self) -> bool:
         """Return whether the step is to be taken: a gradient with NaN would stay in the state of `inner` for good."""
@@ -159,7 +149,7 @@ class LocalSteps:
 
     def dropped(self) -> None:
         """Note that the steps since the last pull do not count: the next round begins with a pull."""
-        self._taken, self._over, self._part, self._is_ahead = 0, False, None, False
+        self.taken, self._part, self._is_ahead = 0, None, False
         self._pulled.clear()
         self._pseudo.clear()
 
@@ -167,7 +157,7 @@ class LocalSteps:
         """Note that the pseudo-gradient was accepted. Return name -> parameter as it is now, float32, in its memory."""
         self.to_pull, self._part = self._part or "", None
         self._is_ahead = self.to_pull != ""
-        self._taken, self._over = 0, False
+        self.taken = 0
         self._accepted = True
         as_pushed = {name: memory.copy_(self._params[name].detach()) for name, memory in self._pseudo.items()}
         self._pseudo.clear()

@@ -189,12 +189,12 @@ class TorchSession:
         batch, if each is one step."""
         if self._local is None or isinstance(self.session, GroupSession):
             return self.session.clock
-        return self._local.done(self.session.clock, self.session.lacking)
+        return self.session.clock * self._local.steps - self.session.lacking
 
     @property
     def steps_of_push(self) -> int:
         """How many steps a whole round has."""
-        return self._local.done(1, 0) if self._local else 1
+        return self._local.steps if self._local else 1
 
     @property
     def not_pushed(self) -> int:
@@ -303,7 +303,7 @@ class TorchSession:
         done."""
         assert isinstance(self.session, Session)
         accepted = self.session.lacking
-        self.session.lacking += local.done(1, local.taken)
+        self.session.lacking += local.steps - local.taken
         try:
             self._push_steps(local, "", None)
         except BaseException:

@@ -12,10 +12,10 @@ from helpers.zygote import Popen
 
 
 class TorchPopen(Popen):
-    """A `Popen` whose zygote has imported PyTorch too."""
+    """A `Popen` whose zygote has imported PyTorch too, and what its examples import."""
 
     # torch._dynamo: the first optimizer of each process would import it, which takes as long as PyTorch itself.
-    modules = ("torch", "torch.distributed", "torch._dynamo", "kvps.torch", "helpers.ddp")
+    modules = ("torch", "torch.distributed", "torch._dynamo", "sklearn.datasets", "kvps.torch", "helpers.ddp")
 
 
 def importing(*modules: str) -> type[Popen]:

@@ -1,6 +1,6 @@
 """A process that has imported everything and read the digits, and forks Python commands on demand.
 
-A Python that imports NumPy, Redis, scikit-learn and the commands costs a second of processor time, a fork some
+A Python that imports NumPy, Redis and the commands costs a second of processor time, a fork some
 milliseconds. `Popen` is `subprocess.Popen`, but has Python commands forked, if nothing about them is unusual.
 
 The zygote has one thread and no connection. It forks with CLONE_PARENT, so that the new process is a child of the one
@@ -53,7 +53,6 @@ redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
 
 _PACKAGES = ("kvps", "kvps_aggregator", "kvps_workers", "kvps_monitor", "kvps_cli")
 _LIBRARIES = (
-    "sklearn.datasets",
     "kvps_bench.cli",
     "kvps_simulate.validate",
     "prometheus_client",

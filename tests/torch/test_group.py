@@ -19,7 +19,7 @@ from helpers import group_member
 from helpers.arrays import assert_same_bits
 from helpers.commands import Started
 from helpers.ddp import loss_of, net, weights_of
-from helpers.digits_job import proved, run_workers
+from helpers.digits_job import in_thread, proved, run_workers
 from helpers.group_member import POINTS
 from helpers.harness import aggregating, await_version, check_chain
 from helpers.torch_process import TorchPopen
@@ -66,24 +66,24 @@ def _in_groups(job: kvps.Job, url: str, folder: Path, size: int) -> Weights:
     return weights_of(model)
 
 
+def _alone(job: kvps.Job, number: int) -> None:
+    """A worker that pushes the mean of two gradients, which it has averaged itself."""
+    model = net()
+    with kvps.torch.join(job, model, f"w{number}") as worker:
+        while worker.session.round < ROUNDS:
+            worker.pull()
+            ours, theirs = (_gradients(model, 2 * number + m, worker.session.round) for m in range(2))
+            for parameter, one, other in zip(model.parameters(), ours, theirs, strict=True):
+                parameter.grad = (one + other) / 2
+            worker.step()
+
+
 @pytest.fixture(scope="module")
 def by_hand(server_url: str) -> Weights:
-    """The weights if two workers push the mean of two gradients each, which they have averaged themselves."""
+    """The weights if there are two such workers."""
     with kvps.connect(server_url) as store:
-        job = _create(store, "by-hand")
-
-        def run(number: int) -> None:
-            model = net()
-            with kvps.torch.join(job, model, f"w{number}") as worker:
-                while worker.session.round < ROUNDS:
-                    worker.pull()
-                    ours, theirs = (_gradients(model, 2 * number + m, worker.session.round) for m in range(2))
-                    for parameter, one, other in zip(model.parameters(), ours, theirs, strict=True):
-                        parameter.grad = (one + other) / 2
-                    worker.step()
-
-        run_workers(job, partial(run, 0), partial(run, 1))
-        model = net()
+        job, model = _create(store, "by-hand"), net()
+        run_workers(job, partial(_alone, job, 0), partial(_alone, job, 1))
         kvps.torch.load(job, model)
         return weights_of(model)
 
@@ -157,11 +157,12 @@ def test_whoever_is_killed_whenever_each_acknowledged_contribution_counts_once(
     """The survivor leads the new group, and computes the round again unless it was acknowledged."""
     job = _create(store, "job")
     with _members(job, server_url, tmp_path) as start, aggregating(job):
-        others = [start(worker="w1", data=2 + member, rank=member) for member in range(2)]
+        other = in_thread(partial(_alone, job, 1))
         survivor = start(worker="w0", data=1 - rank, rank=1 - rank)
         start(worker="w0", data=rank, rank=rank, die=die, die_in=2).output(-signal.SIGKILL)
         instead = start(worker="w0", data=rank, rank=1, generation=1)
-        said = [member.output() for member in (survivor, instead, *others)]
+        said = [member.output() for member in (survivor, instead)]
+        other.result()
         job.await_finished()
     assert "lost: a member of the process group is gone" in said[0]
     done = 3 if die in ("acknowledged, untold", "told") else 2

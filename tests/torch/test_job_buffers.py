@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ from helpers.arrays import assert_same_bits
 from helpers.ddp import batch, loss_of, net, weights_of
 from helpers.digits_job import proved, run_workers
 from helpers.harness import aggregating, await_version, check_chain
+from helpers.pages import python_in
 from torch import nn
 
 import kvps
@@ -407,3 +409,55 @@ def test_a_buffer_that_is_removed_while_it_trains_is_refused(store: Store) -> No
             worker.step()
         model[1].running_mean = kept
         assert worker.step() == 1
+
+
+# -- what docs/torch.md says to do, done by its own code -------------------------------------------------------------
+
+
+def of_page(word: str) -> str:
+    """The Python block of the page that has this word; it is within a list there."""
+    (block,) = [each for each in python_in("docs/torch.md") if word in each]
+    return textwrap.dedent(block)
+
+
+def test_the_job_has_the_average_of_the_workers_buffers(store: Store) -> None:
+    model = net()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    exec(of_page('buffers="average"'), found := {"kvps": kvps, "store": store, "model": model, "sgd": sgd})
+    assert found["job"].layout.buffer_kind == "average"
+
+
+@pytest.mark.slow
+def test_statistics_of_the_final_weights_are_those_of_any_worker(store: Store) -> None:
+    """Whatever a worker's buffers were, the new ones follow from the weights and the batches alone."""
+    model = net()
+    job = store.create_job("job", kvps.torch.parameters(model), workers=1)
+    batches = [batch(9, round_) for round_ in range(5)]
+    models = [net(), net()]
+    models[1](3 * batch(0, 0)[0])
+    assert not torch.equal(*(m.get_buffer(NAMES[0]) for m in models))
+    for each in models:
+        exec(of_page("update_bn"), {"torch": torch, "kvps": kvps, "job": job, "model": each, "batches": batches})
+    hidden = torch.stack([model[0](x) for x, _ in batches]).detach()
+    for each in models:
+        torch.testing.assert_close(each.get_buffer(NAMES[0]), hidden.mean((0, 1)))
+        torch.testing.assert_close(each.get_buffer(NAMES[1]), hidden.var(1).mean(0))
+
+
+def test_buffers_that_the_job_does_not_have_are_one_warning(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """A fresh BatchNorm with trained weights evaluates as no worker does."""
+    own = store.create_job("own", kvps.torch.parameters(net()), workers=1)
+    fresh, worked, plain = net(), net(), nn.Linear(2, 2)
+    for _ in range(2):
+        kvps.torch.load(own, fresh)
+    assert caplog.messages == [next(iter(caplog.messages))]
+    assert caplog.messages[0].startswith("the model's buffers (1.running_mean, 1.running_var) are not in job 'own': ")
+    caplog.clear()
+    with kvps.torch.join(own, worked) as worker:
+        kvps.torch.load(own, worked)
+        worker.leave(finished=False)
+    averaged = store.create_job("averaged", kvps.torch.parameters(net(), buffers="average"), workers=1)
+    kvps.torch.load(averaged, net())
+    without = store.create_job("without", kvps.torch.parameters(plain), workers=1)
+    kvps.torch.load(without, plain)
+    assert caplog.messages == []

@@ -319,16 +319,3 @@ def test_a_given_scheduler_comes_back_to_where_the_job_is(store: Store) -> None:
         del beside
     assert shown == [LR / 2 ** (step // 6) for step in range(1, 19)]
     assert math.isclose(next_lr(job), LR / 8)
-
-
-def test_a_process_that_has_trained_cannot_go_back(store: Store) -> None:
-    """As a finder of learning rates does: it trains, and loads what was saved before."""
-    job = create(store)
-    with aggregating(job):
-        worker = Copy(job, SCHEDULERS["StepLR"])
-        before = worker.saved()
-        worker.steps(3)
-        worker.optimizer.load_state_dict(worker.saved()[0])  # it is there
-        with pytest.raises(kvps.InvalidSetting, match=r"of clock 0, .* to 3: a job cannot go back\. .* alone before"):
-            worker.optimizer.load_state_dict(before[0])
-        worker.end()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -229,30 +228,24 @@ def test_parametrizations_go_on(store: Store) -> None:
 
 
 @pytest.mark.parametrize("transport", ["redis", "shm"])
-def test_an_average_is_swapped_in_behind_the_step_of_a_unit(store: Store, transport: str) -> None:
-    """The next unit may bring its weights along, before the worker pulls."""
-    model = Count()
-    job = counting(store, workers=1, transport=transport)
-    with aggregating(job), kvps.torch.join(job, model, "w0") as worker:
-        for numbers in worker.batches(Numbers(SAMPLES), seed=False):
-            model(numbers).backward()
-            worker.step()
-            with average_in_place(model):
-                pass
-        clamped(model)
-    once(job)
-
-
-@pytest.mark.parametrize("transport", ["redis", "shm"])
-def test_a_worker_is_told_of_a_change_behind_its_step(store: Store, transport: str) -> None:
-    model = Count()
+def test_a_change_behind_the_step_of_a_unit(store: Store, transport: str) -> None:
+    """The next unit may bring its weights along, before the worker pulls. An average may be swapped in and out."""
     job = counting(store, workers=1, transport=transport)
     refused = pytest.raises(kvps.UsageError, match=REFUSED.format("done; load"))
-    with aggregating(job), refused, kvps.torch.join(job, model, "w0") as worker:
-        for numbers in worker.batches(Numbers(SAMPLES), seed=False):
-            model(numbers).backward()
-            worker.step()
+    with aggregating(job):
+        with refused, kvps.torch.join(job, model := Count(), "w0") as worker:
+            for numbers in worker.batches(Numbers(SAMPLES), seed=False):
+                model(numbers).backward()
+                worker.step()
+                clamped(model)
+        with kvps.torch.join(job, model := Count(), "w0") as worker:
+            for numbers in worker.batches(Numbers(SAMPLES), seed=False):
+                model(numbers).backward()
+                worker.step()
+                with average_in_place(model):
+                    pass
             clamped(model)
+    once(job)
 
 
 def test_weights_that_kvps_loads_are_no_change(store: Store) -> None:
@@ -311,30 +304,3 @@ def test_a_change_behind_the_last_step_is_said_at_the_end(store: Store, caplog: 
         one_step(model, optimizer, 0)
         clamped(model)
     assert "changed in the model after the last step, and the job does not have that: words.weight, " in caplog.text
-
-
-def test_weights_that_a_library_loads_while_steps_are_passed_over_are_no_change(store: Store) -> None:
-    """The steps that follow are on the job's weights."""
-    ends = list[dict[str, np.ndarray]]()
-    for goes_back in (False, True):
-        model = Small()
-        with training(store, model) as optimizer:
-            job = optimizer.job
-            saved = copy.deepcopy(optimizer.state_dict())
-            for number in range(3):
-                one_step(model, optimizer, number)
-            if goes_back:  # as the next process does
-                optimizer.close(finished=False)
-                sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-                optimizer = kvps.torch.Optimizer(sgd, model, job=job, worker="w0")
-                optimizer.load_state_dict(saved)
-                loaded(model)
-                for number in range(3):
-                    one_step(model, optimizer, number)
-            for number in range(3, 6):
-                one_step(model, optimizer, number)
-            optimizer.close()
-            assert job.await_finished()
-            ends.append(dict(job.snapshot()[1]))
-        store.remove_job("job")
-    assert_same_bits(*ends)

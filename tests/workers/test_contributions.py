@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import any_floats, model
+from helpers.tasks import Good
 from kvps_workers.contributions import Contributions
 from kvps_workers.task import CheckedTask
 
@@ -18,13 +19,8 @@ from kvps.config import JobConfig, Metadata
 LAYOUT = Layout.of(model())
 
 
-class Drawn:
+class Drawn(Good):
     """A task whose gradient is any float32 arrays, which depend on the samples of the batch."""
-
-    batch_size, epochs, lr = 4, 1, 0.5
-
-    def parameters(self, seed: int) -> Mapping[str, Any]:
-        return model()
 
     def data(self, rank: int, workers: int, xp: Any) -> Any:
         return (np.arange(22),)
@@ -33,9 +29,6 @@ class Drawn:
         first = int(batch[0][0])
         grads = {p.name: any_floats(first, p.shape) if p.shape else np.float32(first) for p in LAYOUT.parameters}
         return float(first), {name: np.asarray(grad) for name, grad in grads.items()}
-
-    def evaluate(self, params: Mapping[str, Any], xp: Any) -> Any:
-        return {"loss": 0.0}
 
 
 def _contributions(task: Any, procs: int) -> Contributions:

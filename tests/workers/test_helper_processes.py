@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import textwrap
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,28 +57,17 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 TASK = """
-    import os
-    import numpy as np
+import os
+from helpers.tasks import Good
 
-    class Task:
-        batch_size, epochs, lr = 4, 1, 0.5
-
-        def parameters(self, seed):
-            return {"x": np.zeros(3, np.float32)}
-
-        def data(self, rank, workers, xp):
-            return (np.arange(40, dtype=np.float32)[rank::workers],)
-
-        def gradient(self, params, batch, xp):
-            GRADIENT
-
-        def evaluate(self, params, xp):
-            return {"loss": 0.0}
+class Task(Good):
+    def gradient(self, params, batch, xp):
+        GRADIENT
 """
 
 
 def _task(file: Path, gradient: str) -> str:
-    file.write_text(textwrap.dedent(TASK).replace("GRADIENT", gradient))
+    file.write_text(TASK.replace("GRADIENT", gradient))
     return f"{file.stem}:Task"
 
 

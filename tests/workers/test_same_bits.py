@@ -23,10 +23,14 @@ EACH = {
     "outliers": {"reject_norm": 1.5},
     "shared memory": {"transport": "shm", "optimizer": parse("sgd:lr=0.3,momentum=0.9")},
 }
+EVERY_DAY = ("clipped and weighted", "helper processes", "differences", "shared memory")
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("settings", EACH.values(), ids=EACH)
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(EACH[each], id=each, marks=[] if each in EVERY_DAY else pytest.mark.slow) for each in EACH],
+)
 def test_one_worker_and_three_make_the_same_bits(store: Store, settings: dict[str, Any]) -> None:
     settings = {"epochs": 1, "units": UNITS, "units_per_epoch": UNITS, "units_per_round": 4} | settings
     shas = set()

@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,30 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.commands import kvps_run, refused
+from helpers.tasks import Good
 from kvps_workers.task import CheckedTask, load_task
 
 import kvps
 from kvps.errors import InvalidTask, TaskFailed
 
 X = np.ones((6, 2), np.float32)
-
-
-class Good:
-    """A task without a mistake; each test makes one."""
-
-    batch_size, epochs, lr = 3, 2, 0.5
-
-    def parameters(self, seed: int) -> Any:
-        return {"x": np.zeros(3, np.float32)}
-
-    def data(self, rank: int, workers: int, xp: Any) -> Any:
-        return (X,)
-
-    def gradient(self, params: Mapping[str, Any], batch: Any, xp: Any) -> Any:
-        return 0.0, {"x": params["x"] - 1}
-
-    def evaluate(self, params: Mapping[str, Any], xp: Any) -> Any:
-        return {"loss": 0.25}
 
 
 def _with(**changes: Any) -> CheckedTask:

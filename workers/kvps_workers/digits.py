@@ -73,20 +73,14 @@ class Digits:
 def _load() -> tuple[Any, Any]:
     """Return pixels (n, 64) and labels (n,), as scikit-learn has them.
 
-    They are read from scikit-learn's data file if it is found: importing scikit-learn takes longer than everything else
-    that a worker does until it has joined. Several workers of one process read them once.
+    They are read from scikit-learn's data file: importing scikit-learn takes longer than everything else that a worker
+    does until it has joined. Several workers of one process read them once.
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or spec.origin is None:
         raise ImportError(f"digits needs scikit-learn's data: {install('demo')}")
-    file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if file.exists():
-        table = np.loadtxt(file, delimiter=",")
-        return table[:, :-1], table[:, -1]
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    return x, y
+    table = np.loadtxt(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    return table[:, :-1], table[:, -1]
 
 
 def _forward(params: Mapping[str, Any], x: Any, y: Any, xp: ModuleType) -> tuple[Any, Any, float]:
