@@ -532,6 +532,7 @@ def _as_text(checkpoint: Checkpoint, changed: Mapping[str, tuple[str, str]]) -> 
         "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
         "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
         "launched_by": checkpoint.config.metadata.launched_by,
+        "suspended": "1" if checkpoint.suspended else "",
         "workers": dict(checkpoint.workers),
         "units": dict(checkpoint.units),
         "states": dict(checkpoint.states),

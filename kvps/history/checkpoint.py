@@ -45,7 +45,7 @@ class Checkpoint:
     is the learning rate that was set then; None for the optimizer's own. `states` has the state of each worker, behind
     the contribution with which it came. `skipped` is in how many versions each parameter was left out, by its number in
     the layout. `run` says whether somebody has stopped the job (`Job.stop`), and with which round it ends; one that was
-    paused or suspended goes on.
+    paused or `suspended` goes on.
     """
 
     job: str
@@ -65,13 +65,12 @@ class Checkpoint:
     run: RunControl = field(default=RunControl())
     lr: float | None = None
     states: Mapping[str, str] = field(default_factory=dict, repr=False)
+    suspended: bool = False
 
     @classmethod
     def of(cls, access: OpenedJob, state: State) -> Checkpoint:
-        """Return the checkpoint of a job at `state`. That of a suspended job goes on with the workers that have left
-        because of that. Raises ChunkGone if the bytes of the version are freed."""
+        """Return the checkpoint of a job at `state`. Raises ChunkGone if the bytes of the version are freed."""
         weights, slots, skipped = access.reader.whole(state)
-        place = {worker: {"state": "rejoining"} for worker in state.on_leave}
         return cls(
             job=access.keys.job,
             id=state.id,
@@ -81,7 +80,7 @@ class Checkpoint:
             layout=access.layout,
             clock=dict(state.clock),
             skip={m.worker: m.skip for m in state.members.values()},
-            workers={m.worker: json.dumps({**m.process, **place.get(m.worker, {})}) for m in state.members.values()},
+            workers={m.worker: json.dumps(m.process) for m in state.members.values()},
             units=dict(state.units),
             weights=weights,
             slots=slots,
@@ -90,6 +89,7 @@ class Checkpoint:
             skipped=skipped,
             lr=state.lr,
             states=committed(state.states),
+            suspended=state.run.state == "suspended",
         )
 
     @property
@@ -154,6 +154,7 @@ class Checkpoint:
             "skipped": json.dumps(counts_as_text(self.skipped)),
             **({"states": json.dumps(self.states)} if self.states else {}),
             **({} if self.lr is None else {"lr": repr(self.lr)}),
+            **({"suspended": "1"} if self.suspended else {}),
         }
 
     @classmethod
@@ -196,6 +197,7 @@ class Checkpoint:
                     else {},
                     lr=set_lr(f),
                     states=f.json_fields("states").scalars(2 * MOST_BYTES) if "states" in f else {},
+                    suspended="suspended" in f,
                 )
         except (SafetensorError, OSError) as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None

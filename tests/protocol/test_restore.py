@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kvps.history.checkpoint import Checkpoint
 from kvps.machine import launcher
 from kvps.store import Store
 
@@ -53,3 +55,15 @@ def test_a_restored_job_waits_for_those_that_have_work_left(
     assert {(m.round, m.pending, m.accepted, m.residual) for m in members} == {(3, 0, 0, "")}
     if settings:
         assert job.state().units == {"next": "3", "done": "1", "1": "free", "2": "free"}
+
+
+def test_a_job_that_was_suspended_goes_on_with_all_that_left_because_of_that(store: Store, tmp_path: Path) -> None:
+    job = store.create_job("job", {"x": np.zeros(2, np.float32)}, workers=2, units=4)
+    early, late = job.join("w0"), job.join("w1")
+    early.leave(finished=True)
+    job.suspend()
+    late.leave(finished=False)
+    job.checkpoint().write(tmp_path / "c")
+    again = store.restore_job(Checkpoint.load(tmp_path / "c"), "again").state()
+    assert [m.worker for m in again.members.values() if m.awaited] == ["w1"]
+    assert again.run.state == "running"

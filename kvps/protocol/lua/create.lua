@@ -6,8 +6,8 @@
 --   job: a nonce; it is also the first history
 --   layout: JSON
 --   name: the staged name of the first version
---   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, run, launched_by, clock,
---     skip, workers, units, states, settings (of these, those that differ)
+--   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, run, launched_by, suspended,
+--     clock, skip, workers, units, states, settings (of these, those that differ)
 --   settings: field, value, ... of config
 -- USES earlier index log numbers staleness
 -- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier job is being removed | {WRONGTYPE, key, is, want}
@@ -32,10 +32,11 @@ if earlier then
   -- The job waits for each worker that was at work, and evicts none of them for silence: only with all of them does it
   -- continue as it was, and in BSP reach the same bits. Where each has data of its own, it also waits for those that
   -- left with work undone, as after an error; and for evicted ones, if a command launched the earlier job and launches
-  -- this one, because it starts all of them again. In rounds of units it reaches the same bits with any workers, and
-  -- waits for none.
+  -- this one, because it starts all of them again. All have left a job that was suspended. In rounds of units it reaches
+  -- the same bits with any workers, and waits for none.
   local closes, _, _, units, launched_by = read_rule('units', 'launched_by')
-  local back = { left = units == '0', evicted = units == '0' and launched_by ~= '' and earlier.launched_by ~= '' }
+  local back = { left = units == '0' or earlier.suspended == '1' }
+  back.evicted = units == '0' and launched_by ~= '' and earlier.launched_by ~= ''
   local function comes(_, entry)
     if closes == 'units' then entry.state = 'left' else entry.awaited = true end
   end
