@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.clusters import Cluster, ClusterNode, node_ports, running_cluster
+from helpers.clusters import Cluster, ClusterNode, cluster_node, node_ports, running_cluster
 from helpers.harness import aggregating, await_version, check_chain, model, plain_loop, work_on
 
 import kvps
@@ -203,13 +203,9 @@ def test_a_command_is_refused_by_a_move_that_does_not_end(
 
 def test_a_cluster_without_slots_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVPS_PATIENCE", "0.2")
-    alone = ClusterNode(tmp_path / "node", *node_ports(1), [])
-    said = "answers: no node knows who serves a slot"
-    try:
-        with ClusterClient(alone.url) as client, pytest.raises(kvps.ServerError, match=said):
-            client.preflight()
-    finally:
-        alone.kill()
+    refused = pytest.raises(kvps.ServerError, match="answers: no node knows who serves a slot")
+    with cluster_node(tmp_path, *node_ports(1)) as alone, ClusterClient(alone.url) as client, refused:
+        client.preflight()
 
 
 def test_a_client_that_was_closed_connects_to_no_other_node(cluster: Cluster) -> None:

@@ -14,7 +14,6 @@ import redis
 from helpers.servers import ServerProcess, private_directory
 from helpers.waiting import eventually
 
-from kvps.machine.paths import server_program
 from kvps.store import Store
 
 SLOTS = 16384
@@ -24,11 +23,8 @@ _BUS = 10_000  # a node's bus listens on its port and this
 class ClusterNode(ServerProcess):
     """One server process of a cluster. It comes back with its cluster's configuration."""
 
-    def __init__(self, folder: Path, port: int, arguments: Sequence[str]) -> None:
-        folder.mkdir()
-        command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
-        command += ["--save", "", "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *arguments]
-        super().__init__(folder, port, command)
+    def start(self, *options: str) -> None:
+        super().start(*options)
         self.id = str(self.ask("CLUSTER", "MYID"))
 
     @property
@@ -43,6 +39,12 @@ class ClusterNode(ServerProcess):
         """Return a section of INFO, in lines of name:value."""
         found = self.ask("INFO", section)
         return "\n".join(f"{name}:{value}" for name, value in found.items()) if isinstance(found, dict) else str(found)
+
+
+def cluster_node(parent: Path, port: int, *arguments: str) -> ClusterNode:
+    """Return a node in a new folder, which is in no cluster yet."""
+    given = ("--save", "", "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *arguments)
+    return ClusterNode.on_port(parent, *given, port=port)
 
 
 class Cluster:
@@ -167,12 +169,9 @@ def node_ports(count: int) -> list[int]:
 def running_cluster(*arguments: str, masters: int = 3, replicas: int = 3) -> Iterator[Cluster]:
     """Start a cluster, and end it with all its nodes. `arguments` are each server's."""
     with private_directory() as folder, ExitStack() as stack:
-        nodes: list[ClusterNode] = []
         given = ["--cluster-node-timeout", "1500", "--repl-diskless-sync-delay", "0", *arguments]
-        for port in node_ports(masters + replicas):
-            node = ClusterNode(folder / str(port), port, given)
-            stack.callback(node.kill)
-            nodes.append(node)
+        ports = node_ports(masters + replicas)
+        nodes = [stack.enter_context(cluster_node(folder, port, *given)) for port in ports]
         for number, node in enumerate(nodes):
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             if number:

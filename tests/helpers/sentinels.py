@@ -12,8 +12,6 @@ from helpers.certificates import tls_program
 from helpers.servers import ServerProcess, free_port, private_directory
 from helpers.waiting import eventually
 
-from kvps.machine.paths import server_program
-
 NAME = "mymaster"
 _WHERE = "SENTINEL GET-MASTER-ADDR-BY-NAME"
 
@@ -109,30 +107,21 @@ def watched_servers(
 
     With `certificate`, the files of one for 127.0.0.1, of its key and of its authority, all of them speak TLS only.
     """
-    program = tls_program() if certificate else server_program()
+    program = tls_program() if certificate else ""
     with private_directory() as folder, ExitStack() as stack:
         found = Watched(password, sentinel_password)
 
         def begin(command: list[str], secret: str) -> ServerProcess:
             port = free_port()
-            home = folder / str(port)
-            home.mkdir()
-            configuration = home / "conf"
-            configuration.write_text("")
-            whole = [program, str(configuration), *command, "--bind", "127.0.0.1", "--dir", str(home)]
-            whole += ["--requirepass", secret] if secret else []
             login: dict[str, Any] = {"password": secret} if secret else {}
+            whole = [*command, "--requirepass", secret] if secret else list(command)
             if certificate:
                 whole += ["--port", "0", "--tls-port", str(port)]
                 whole += ["--tls-replication", "yes", "--tls-auth-clients", "no"]
                 for name, file in zip(("cert", "key", "ca-cert"), certificate, strict=True):
                     whole += [f"--tls-{name}-file", str(file)]
                 login |= {"ssl": True, "ssl_cert_reqs": "none"}
-            else:
-                whole += ["--port", str(port)]
-            started = ServerProcess(home, port, whole, login)
-            stack.callback(started.kill)
-            return started
+            return stack.enter_context(ServerProcess.on_port(folder, *whole, port=port, program=program, **login))
 
         given = ["--save", "", "--repl-diskless-sync-delay", "0", *arguments]
         given += ["--masterauth", password] if password else []

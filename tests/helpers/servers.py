@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import signal
 import socket as socket_module
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import redis
@@ -51,10 +53,75 @@ def free_port() -> int:
             return port
 
 
-def _answers(path: str) -> bool:
-    with suppress(redis.ConnectionError), redis.Redis(unix_socket_path=path, retry=None, protocol=2) as client:
-        return bool(client.ping())
-    return False
+class ServerProcess:
+    """A server, or a Sentinel, that can be killed and started again in the same place, its `folder`.
+
+    `reached` is what a client needs: a port or a socket, a password and so on. It is started, and killed, by `with`.
+    """
+
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, folder: Path, command: Sequence[str], **reached: Any) -> None:
+        self.folder = folder
+        self._command = command
+        self._reached = reached
+
+    @classmethod
+    def on_port(cls, parent: Path, *arguments: str, port: int = 0, program: str = "", **login: Any) -> Self:
+        """Return a server on a port of the loopback, in a new folder below `parent`."""
+        port = port or free_port()
+        folder = parent / str(port)
+        folder.mkdir()
+        (folder / "conf").touch()  # a Sentinel writes into it
+        command = [program or server_program(), str(folder / "conf"), "--port", str(port), "--bind", "127.0.0.1"]
+        return cls(folder, [*command, "--dir", str(folder), *arguments], port=port, **login)
+
+    @property
+    def port(self) -> int:
+        return int(self._reached["port"])
+
+    def start(self, *options: str) -> None:
+        """Start the process, with more `options` for this once, and wait until it answers. Raises RuntimeError if it
+        ends."""
+        command = [*self._command, *options]
+        with (self.folder / "log").open("a") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0)
+        eventually(lambda: self.process.poll() is not None or self._answers())
+        if self.process.poll() is not None or not self._answers():
+            self.kill()
+            raise RuntimeError(f"{command} ended with {self.process.returncode}: {self.said()[-2000:]}")
+
+    def _answers(self) -> bool:
+        with suppress(redis.RedisError):
+            return bool(self.ask("PING"))
+        return False
+
+    def ask(self, *command: Any) -> Any:
+        """Return the server's own answer."""
+        with redis.Redis(protocol=2, retry=None, socket_timeout=20, decode_responses=True, **self._reached) as client:
+            return client.execute_command(*command)
+
+    def signal(self, number: int) -> None:
+        """Send the process a signal."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Send SIGKILL, also to a process that writes its file anew: what the server had handed to the kernel is in its
+        file, the rest is lost."""
+        if self.process.returncode is None:  # its number is still its own
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def said(self) -> str:
+        """Return the server's log output."""
+        return (self.folder / "log").read_text()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
 
 @contextmanager
@@ -64,60 +131,14 @@ def running_server(*arguments: str, program: str = "", socket: str | None = None
     with private_directory() as folder:
         path = socket or str(folder / "s")
         command = [program or server_program(), "--port", "0", "--unixsocket", path, "--save", "", "--dir", str(folder)]
-        command += arguments
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        server = ServerProcess(folder, [*command, *arguments], unix_socket_path=path)
+        server.start()
         try:
-            assert eventually(lambda: process.poll() is not None or _answers(path))
-            if process.poll() is not None:
-                raise RuntimeError(f"{command} ended with {process.returncode}")
             yield f"unix://{path}"
         finally:
-            process.terminate()
-            process.wait()
+            server.process.terminate()
+            server.process.wait()
             shared_memory.forget(shared_memory.folder_of(f"unix://{path}"))  # for jobs never removed
-
-
-class ServerProcess:
-    """A server, or a Sentinel, on a TCP port, that can be killed and started again in the same place.
-
-    `command` is its program with the arguments, and `login` what a client needs beside the port.
-    """
-
-    def __init__(self, folder: Path, port: int, command: Sequence[str], login: Mapping[str, Any] | None = None) -> None:
-        self.port = port
-        self.folder = folder
-        self._command = command
-        self._login = login or {}
-        self.start()
-
-    def start(self) -> None:
-        """Start the process, and wait until it answers."""
-        with (self.folder / "log").open("a") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        if not eventually(self._answers):
-            self.kill()
-            raise AssertionError((self.folder / "log").read_text()[-2000:])
-
-    def _answers(self) -> bool:
-        with suppress(redis.RedisError):
-            return bool(self.ask("PING"))
-        return False
-
-    def ask(self, *command: Any) -> Any:
-        """Return the server's own answer."""
-        with redis.Redis(
-            port=self.port, protocol=2, retry=None, socket_timeout=20, decode_responses=True, **self._login
-        ) as client:
-            return client.execute_command(*command)
-
-    def signal(self, number: int) -> None:
-        """Send the process a signal."""
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """End the process at once, if it runs."""
-        self.process.kill()
-        self.process.wait()
 
 
 class Replicated:
@@ -143,14 +164,8 @@ def replicated_server(replicas: int = 2) -> Iterator[Replicated]:
     with private_directory() as folder, ExitStack() as stack:
 
         def begin(*more: str) -> ServerProcess:
-            port = free_port()
-            home = folder / str(port)
-            home.mkdir()
-            command = [server_program(), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(home)]
-            command += ["--repl-diskless-sync-delay", "0", *more]
-            started = ServerProcess(home, port, command, {})
-            stack.callback(started.kill)
-            return started
+            command = ("--save", "", "--repl-diskless-sync-delay", "0", *more)
+            return stack.enter_context(ServerProcess.on_port(folder, *command))
 
         master = begin()
         found = Replicated(master, [begin("--replicaof", "127.0.0.1", str(master.port)) for _ in range(replicas)])
