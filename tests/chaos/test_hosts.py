@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import host_worker
+from helpers import plain_worker
 from helpers.commands import Started
 from helpers.digits_job import digits_job, proved
 from helpers.harness import check_chain, staleness_used
@@ -125,8 +125,8 @@ def test_the_bound_holds_for_a_worker_behind_a_slow_link() -> None:
         job = store.create_job("slow", {"W": np.zeros(250_000, np.float32)}, **settings)
         aggregator = hosts.start(0, "aggregator", "start", "--job", "slow")
         began = time.monotonic()
-        work = [sys.executable, host_worker.__file__, "slow"]
-        workers = [hosts.popen(1 + rank, *work, f"w{rank}", str(rounds)) for rank in range(2)]
+        work = [sys.executable, plain_worker.__file__, "slow"]
+        workers = [hosts.popen(1 + rank, *work, f"w{rank}", str(rounds), "0") for rank in range(2)]
         assert ended(*workers, aggregator) == [0, 0, 0]
         held_back = 1e6 - LEAST_BURST  # bytes of each transfer, at the least
         assert time.monotonic() - began > rounds * 2 * held_back / 2.5e6, "the link let more through than its rate"

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import plain_worker
 from helpers.commands import Started
 from helpers.harness import aggregating, await_version, model
-from helpers.paths import TESTS
 from helpers.servers import running_server
 from helpers.waiting import eventually
 from kvps_monitor.top.app import Top
@@ -39,12 +39,12 @@ Piloted = Callable[[Top, Pilot[None]], Coroutine[Any, Any, None]]
 @contextmanager
 def workers(job: Job, **seconds: float) -> Iterator[dict[str, Started]]:
     """Processes of workers, each with the seconds that it computes for in a round, and an aggregator."""
-    script = str(TESTS / "helpers/paced_worker.py")
     with aggregating(job), ExitStack() as stack:
         found = {}
         for name, each in seconds.items():
             environment = {**os.environ, "KVPS_REDIS_URL": job.access.client.url}
-            found[name] = Started([sys.executable, script, job.name, name, str(each)], environment)
+            command = [sys.executable, plain_worker.__file__, job.name, name, "1000000", str(each)]
+            found[name] = Started(command, environment)
             stack.callback(lambda process=found[name].process: (process.kill(), process.communicate()))
         await_version(job, 2)
         yield found
