@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from helpers.commands import KVPS, Started, private_store, run
 from helpers.pages import python_in
 from helpers.paths import ROOT
 from helpers.servers import free_port
-from helpers.torch_process import importing
+from helpers.torch_process import ends_of_ddp, importing
 from helpers.waiting import eventually
 
 import kvps
@@ -67,17 +66,10 @@ def by_ddp(folder: Path, example: str, *arguments: str) -> Ended:
     """Run what an example is compared with as two ranks."""
     folder = folder / "ddp"
     folder.mkdir()
-    name, port = "-".join([example, *arguments]), str(free_port())
-    with ExitStack() as stack:
-        ranks = []
-        for rank in "01":
-            command = [*PROGRAM, "rank", name, str(folder), rank, port]
-            ranks.append(stack.enter_context(LibraryPopen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)))
-            stack.callback(ranks[-1].kill)
-        for process in ranks:
-            _, said = process.communicate(timeout=300)
-            assert process.returncode == 0, said.decode()
-    return Ended(dict(np.load(folder / "weights.npz")), libraries.losses_in(folder))
+    of_ranks = ends_of_ddp(
+        folder, "-".join([example, *arguments]), str(free_port()), program="libraries.py", popen=LibraryPopen
+    )
+    return Ended(of_ranks["weights"], libraries.losses_in(folder))
 
 
 def assert_same(one: Ended, other: Ended, loss: float = 2e-6, far: float = 3e-6) -> None:

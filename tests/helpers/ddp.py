@@ -8,7 +8,7 @@ python ddp.py RANK WORKERS FOLDER      rank 0 leaves FOLDER/<optimizer>.npz, the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 ROUNDS = 20
-OPTIMIZERS: dict[str, Callable[[Iterable[Any]], torch.optim.Optimizer]] = {
+Make = Callable[[Iterable[Any]], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
 }
-OF_EXPERTS: dict[str, Callable[[Iterable[Any]], torch.optim.Optimizer]] = {
+OF_EXPERTS: dict[str, Make] = {
     "sgd": OPTIMIZERS["sgd"],
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.01, weight_decay=0.1),
 }
@@ -86,8 +87,19 @@ def weights_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
     return {name: parameter.detach().numpy().copy() for name, parameter in model.named_parameters()}
 
 
-def main(rank: int, workers: int, folder: Path) -> None:
+def as_rank(rank: int, workers: int, folder: Path, train: Callable[[], Mapping[str, Mapping[str, Any]]]) -> None:
+    """Train as a rank of a group over gloo. Rank 0 leaves the arrays that `train` returns, by the names of files."""
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=workers)
+    left = train()
+    if rank == 0:
+        for name, arrays in left.items():
+            np.savez(folder / f"{name}.npz", **arrays)
+    torch.distributed.destroy_process_group()
+
+
+def train_all(rank: int) -> dict[str, dict[str, Any]]:
+    """Train each model with each optimizer."""
+    left: dict[str, dict[str, Any]] = {}
 
     def train(name: str, model: torch.nn.Module, make: Callable[..., Any], loss_in: Callable[..., Any]) -> None:
         together = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=isinstance(model, Experts))
@@ -96,16 +108,15 @@ def main(rank: int, workers: int, folder: Path) -> None:
             optimizer.zero_grad()
             loss_in(together, rank, round_).backward()
             optimizer.step()
-        if rank == 0:
-            np.savez(folder / f"{name}.npz", **weights_of(model))
-            np.savez(folder / f"{name}-buffers.npz", **{name: b.numpy() for name, b in model.named_buffers()})
+        left[name] = weights_of(model)
+        left[f"{name}-buffers"] = {buffer: values.numpy() for buffer, values in model.named_buffers()}
 
     for name, make in OPTIMIZERS.items():
         train(name, net(), make, loss_of)
     for name, make in OF_EXPERTS.items():
         train(f"experts-{name}", Experts(), make, loss_of_expert)
-    torch.distributed.destroy_process_group()
+    return left
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    as_rank(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), lambda: train_all(int(sys.argv[1])))

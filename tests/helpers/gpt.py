@@ -5,33 +5,22 @@ python gpt.py RANK WORKERS FOLDER STEPS      one rank of DistributedDataParallel
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from helpers.ddp import weights_of
-from helpers.paths import ROOT
+from helpers.ddp import as_rank, weights_of
+from helpers.pages import example_of
 from helpers.torch_process import ends_of_ddp
 
 Weights = dict[str, np.ndarray]
 WORKERS, CLIP_NORM = 2, 1.0
 
 
-def _example() -> Any:
-    spec = importlib.util.spec_from_file_location("gpt_example", ROOT / "examples" / "gpt.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-example = _example()
+example = example_of("gpt")
 
 
 def plain_loop(
@@ -90,8 +79,7 @@ def distance(one: Weights, other: Weights) -> float:
     return norm(one, other) / norm(other, start)
 
 
-def main(rank: int, workers: int, folder: Path, steps: int) -> None:
-    torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=workers)
+def _train(rank: int, steps: int) -> dict[str, Weights]:
     model, text = example.make_model(), example.make_text()
     together = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = example.make_optimizer(model)
@@ -102,10 +90,9 @@ def main(rank: int, workers: int, folder: Path, steps: int) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         optimizer.step()
         scheduler.step()
-    if rank == 0:
-        np.savez(folder / "ddp.npz", **weights_of(model))
-    torch.distributed.destroy_process_group()
+    return {"ddp": weights_of(model)}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    rank, workers, folder, steps = sys.argv[1:]
+    as_rank(int(rank), int(workers), Path(folder), lambda: _train(int(rank), int(steps)))

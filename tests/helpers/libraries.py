@@ -1,9 +1,9 @@
 """The examples with other libraries as tests run them, and what they are compared with: two processes of
 DistributedDataParallel over gloo that train the same model on the same batches.
 
-python libraries.py copy NAME FOLDER [ARGUMENT]   a copy of an example under `kvps run`, which leaves its losses
-python libraries.py rank NAME FOLDER RANK PORT    a rank of what it is compared with: it leaves its losses, and rank 0
-                                                  the weights, in weights.npz
+python libraries.py copy NAME FOLDER [ARGUMENT]      a copy of an example under `kvps run`, which leaves its losses
+python libraries.py RANK WORKERS FOLDER NAME PORT    a rank of what it is compared with: it leaves its losses, and rank
+                                                     0 the weights, in weights.npz
 
 NAME is an example, or jax_optax-local. Losses are in losses-<rank>.npy: all that PyTorch's cross_entropy returned, or
 that a script with JAX said to its job.
@@ -14,7 +14,6 @@ local steps, what each has come to.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import runpy
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from helpers.ddp import weights_of
+from helpers.pages import example_of
 from helpers.paths import ROOT
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -40,19 +40,6 @@ def _noted(*arguments: Any, **keywords: Any) -> torch.Tensor:
     loss = _cross_entropy(*arguments, **keywords)
     _losses.append(loss.item())
     return loss
-
-
-def file_of(example: str) -> Path:
-    return ROOT / "examples" / f"{example}.py"
-
-
-def _module(example: str) -> Any:
-    spec = importlib.util.spec_from_file_location(example, file_of(example))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # -- DistributedDataParallel ------------------------------------------------------------------------------------------
@@ -143,21 +130,21 @@ RANKS = {
 }
 
 
-def rank(name: str, folder: str, rank: str, port: str) -> None:
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(WORKERS)}
-    os.environ.update(place, RANK=rank, LOCAL_RANK=rank)
+def rank(number: str, workers: str, folder: str, name: str, port: str) -> None:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": workers}
+    os.environ.update(place, RANK=number, LOCAL_RANK=number)
     distributed.init_process_group("gloo")
-    weights = RANKS[name](_module(name.partition("-")[0]), int(rank))
+    weights = RANKS[name](example_of(name.partition("-")[0]), int(number))
     distributed.destroy_process_group()
-    _leave_losses(folder, rank)
-    if rank == "0":
+    _leave_losses(folder, number)
+    if number == "0":
         np.savez(Path(folder, "weights.npz"), **weights)
 
 
 def copy(name: str, folder: str, *arguments: str) -> None:
     if name.startswith("jax"):
         _note_losses_of_jax()
-    sys.argv = [str(file_of(name)), *arguments]
+    sys.argv = [str(ROOT / "examples" / f"{name}.py"), *arguments]
     runpy.run_path(sys.argv[0], run_name="__main__")
     _leave_losses(folder, os.environ["KVPS_RANK"])
 
@@ -184,10 +171,6 @@ def losses_in(folder: Path) -> np.ndarray:
     return np.array([losses[: min(map(len, each))] for losses in each])
 
 
-def main(what: str, *arguments: str) -> None:
-    nn.functional.cross_entropy = _noted
-    {"rank": rank, "copy": copy}[what](*arguments)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    nn.functional.cross_entropy = _noted
+    copy(*sys.argv[2:]) if sys.argv[1] == "copy" else rank(*sys.argv[1:])

@@ -23,12 +23,14 @@ def importing(*modules: str) -> type[Popen]:
     return type("LibraryPopen", (TorchPopen,), {"modules": (*TorchPopen.modules, *modules)})
 
 
-def ends_of_ddp(folder: Path, *what: str, program: str = "ddp.py") -> dict[str, dict[str, np.ndarray]]:
+def ends_of_ddp(
+    folder: Path, *what: str, program: str = "ddp.py", popen: type[Popen] = TorchPopen
+) -> dict[str, dict[str, np.ndarray]]:
     """Run a program of helpers/ in two processes; return what rank 0 leaves in the folder, by the names of files."""
     command = [sys.executable, str(TESTS / "helpers" / program)]
     ranks = [
-        TorchPopen([*command, str(rank), "2", str(folder), *what], stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
+        popen([*command, rank, "2", str(folder), *what], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for rank in "01"
     ]
     try:
         for rank in ranks:
