@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import redis
 from helpers.clusters import node_ports
 from helpers.command_lines import check_parses
+from helpers.kustomize import rendered
 from helpers.paths import ROOT, program_on_path
 from helpers.waiting import command_lines_with, eventually
 from packaging.version import Version
@@ -99,35 +101,43 @@ def _start(service: str = "valkey") -> str:
     return str(text).replace("$$", "$")
 
 
-def _server(folder: Path, password: str) -> subprocess.Popen[bytes]:
-    """Start the server as its image does, with a socket in place of the port."""
-    text = _start().replace(" <<END", f" --port 0 --unixsocket {folder / 'socket'} <<END")
-    return _started(folder, text, password)
+def _of_pod() -> str:
+    """The shell's text that the server's pod runs in Kubernetes."""
+    pods = (each["spec"].get("template") for each in rendered(ROOT / "deploy" / "kubernetes" / "base"))
+    containers = (container for pod in pods if pod for container in pod["spec"]["containers"])
+    (text,) = (container["command"][2] for container in containers if container["name"] == "valkey")
+    return str(text).replace("/run/secrets/redis/password", SECRET)
 
 
-def _started(folder: Path, text: str, password: str = PASSWORD) -> subprocess.Popen[bytes]:
-    """Start a server as its image does, in a folder, which has its data."""
+def _started(folder: Path, text: str, options: str, password: str = PASSWORD) -> subprocess.Popen[bytes]:
+    """Start a server as its image does, in a folder, which has its data, with these options too."""
     (folder / "docker-entrypoint.sh").write_text('#!/bin/sh\nexec "$@"\n')
     (folder / "valkey-server").write_text(f'#!/bin/sh\nexec {shlex.quote(server_program())} "$@"\n')
     for program in ("docker-entrypoint.sh", "valkey-server"):
         (folder / program).chmod(0o700)
     (folder / "password").write_text(password)
-    text = text.replace(SECRET, str(folder / "password"))
+    text = text.replace(SECRET, str(folder / "password")).replace("--dir /data", f"--dir {folder}")
     environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    return subprocess.Popen(["sh", "-c", text], cwd=folder, env=environment, stdout=subprocess.PIPE)
+    command = ["sh", "-c", text.replace(" <<END", f" {options} <<END")]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE)
+
+
+def _on_socket(folder: Path) -> str:
+    """The options of a server with a socket in place of the port."""
+    return f"--port 0 --unixsocket {folder / 'socket'}"
 
 
 @pytest.mark.slow
-def test_the_server_wants_the_password_and_no_list_of_processes_shows_it(tmp_path: Path) -> None:
-    server = _server(tmp_path, PASSWORD)
+@pytest.mark.parametrize(("of", "most"), [(_start, 0), (_of_pod, 3 << 30)], ids=["compose", "kubernetes"])
+def test_the_server_wants_the_password_and_keeps_what_it_gets(of: Callable[[], str], most: int, tmp_path: Path) -> None:
+    path, server = str(tmp_path / "socket"), _started(tmp_path, of(), _on_socket(tmp_path))
     try:
-        eventually((tmp_path / "socket").exists)
-        stranger = redis.Redis(unix_socket_path=str(tmp_path / "socket"))
-        with stranger, pytest.raises(redis.AuthenticationError):
+        assert eventually((tmp_path / "socket").exists)
+        with redis.Redis(unix_socket_path=path) as stranger, pytest.raises(redis.AuthenticationError):
             stranger.ping()
-        with redis.Redis(unix_socket_path=str(tmp_path / "socket"), password=PASSWORD) as client:
-            assert client.ping()
-            assert client.config_get("appendonly") == {"appendonly": "yes"}
+        wanted = {"appendonly": "yes", "maxmemory": str(most), "maxmemory-policy": "noeviction", "dir": str(tmp_path)}
+        with redis.Redis(unix_socket_path=path, password=PASSWORD) as client:
+            assert {name: client.config_get(name)[name] for name in wanted} == wanted
         assert not command_lines_with(PASSWORD)
     finally:
         server.send_signal(signal.SIGTERM)
@@ -136,7 +146,7 @@ def test_the_server_wants_the_password_and_no_list_of_processes_shows_it(tmp_pat
 
 @pytest.mark.parametrize("password", ["", "two words"])
 def test_without_a_password_that_it_understands_the_server_does_not_start(password: str, tmp_path: Path) -> None:
-    server = _server(tmp_path, password)
+    server = _started(tmp_path, _start(), _on_socket(tmp_path), password)
     server.communicate(timeout=120)
     assert server.returncode
     assert not (tmp_path / "socket").exists()
@@ -171,8 +181,7 @@ class Cluster:
             (self._folder / name).mkdir(exist_ok=True)
             at = self.address(name)
             options = f"--bind {at} --bind-source-addr {at} --port {self._port} --cluster-node-timeout 2000"
-            node = _started(self._folder / name, _start(name).replace(" <<END", f" {options} <<END"))
-            self._nodes.append(node)
+            self._nodes.append(_started(self._folder / name, _start(name), options))
         assert eventually(lambda: all(self._answers(name) for name in NODES))
 
     def stop(self) -> None:

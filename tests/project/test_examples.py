@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,25 +20,14 @@ from helpers.harness import check_chain, newest_losses
 from helpers.pages import python_in
 from helpers.paths import ROOT
 from helpers.servers import free_port
-from helpers.waiting import eventually
+from helpers.waiting import awaited_job
 
 import kvps
 import kvps.torch
 from kvps.job import Job
-from kvps.protocol.keys import JobKeys
 from kvps.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
-
-HERE = ROOT
-
-
-@pytest.fixture
-def server(home: Path) -> Iterator[None]:
-    """The user's private server, which stays until the test has ended."""
-    assert kvps_run("server", "start").returncode == 0
-    yield
-    assert kvps_run("server", "stop", "--yes").returncode == 0
 
 
 def test_the_rows_of_a_worker() -> None:
@@ -51,17 +39,12 @@ def test_the_rows_of_a_worker() -> None:
 def test_batches_of_numpy_arrays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kvps, "connect", lambda: store)
     with ThreadPoolExecutor(1) as pool:
-        served = pool.submit(_serve_when_created, store, "line")
+        served = pool.submit(lambda: kvps_aggregator.serve(awaited_job(store, "line")))
         shown: dict[str, Any] = {}
         exec(python_in("docs/data-and-groups.md")[1], shown)
         served.result()
     assert shown["job"].state().version == 40
     assert abs(float(shown["job"].snapshot()[1]["a"][0]) - 3) < 0.1
-
-
-def _serve_when_created(store: Store, name: str) -> None:
-    assert eventually(lambda: store.client.call("EXISTS", JobKeys(name).config))
-    kvps_aggregator.serve(store.job(name))
 
 
 def test_a_worker_of_a_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,16 +76,15 @@ def test_a_process_group_as_one_worker(store: Store, monkeypatch: pytest.MonkeyP
     assert job.state().clock == {"w0": 100}
 
 
-def test_the_readmes_five_lines(server: None) -> None:
-    with kvps.connect() as store:
-        start = {"x": np.zeros(3, np.float32)}
-        job = store.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
-        thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
-        thread.start()
-        code, _, _ = python_in("README.md")
-        exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
-        thread.join(120)
-        np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
+def test_the_readmes_five_lines(lasting: Store) -> None:
+    start = {"x": np.zeros(3, np.float32)}
+    job = lasting.create_job("mine", start, reduction="sum", optimizer=kvps.SGD(lr=1.0))
+    thread = threading.Thread(target=kvps_aggregator.serve, args=(job,))
+    thread.start()
+    code, _, _ = python_in("README.md")
+    exec(code, {"batches": range(4), "gradient": lambda params, batch: {"x": np.ones(3, np.float32)}})
+    thread.join(120)
+    np.testing.assert_array_equal(job.snapshot()[1]["x"], [-4, -4, -4])
 
 
 def test_the_readmes_notebook(home: Path) -> None:
@@ -119,7 +101,7 @@ def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: 
     (tmp_path / "train.py").write_text(script)
     done = kvps_run("run", "-w", "3", "--", sys.executable, "train.py", "--rounds", "500")
     assert done.returncode == 0, done.stdout + done.stderr
-    page = (HERE / "docs/run.md").read_text()
+    page = (ROOT / "docs/run.md").read_text()
     assert done.stdout == "w0: version 500: y = 3.00 x + 2.00\n"
     assert "\n1,500 contributions in 500 versions, " in done.stderr
     for shown in (done.stdout, "\n1,500 contributions in 500 versions, "):
@@ -129,7 +111,7 @@ def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: 
 
 
 def test_the_smallest_loop(home: Path) -> None:
-    command = [sys.executable, str(HERE / "examples" / "numpy_loop.py")]
+    command = [sys.executable, str(ROOT / "examples" / "numpy_loop.py")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "version 100: y = 3.000 x + 2.000\n", done.stderr
 
@@ -143,7 +125,7 @@ def test_the_smallest_loop(home: Path) -> None:
     ],
 )
 def test_an_example_under_run(home: Path, example: str, words: str, least: float, most: float) -> None:
-    done = kvps_run("run", "-w", "2", "--", sys.executable, str(HERE / "examples" / example))
+    done = kvps_run("run", "-w", "2", "--", sys.executable, str(ROOT / "examples" / example))
     assert done.returncode == 0, done.stdout + done.stderr
     assert least <= float(done.stdout.rpartition(words)[2].split()[0]) <= most
 
@@ -156,14 +138,14 @@ def test_the_task_of_the_tasks_page(home: Path, tmp_path: Path) -> None:
     assert "test loss 0.00" in done.stdout
 
 
-def test_the_lag_of_the_modes_page(server: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lag_of_the_modes_page(lasting: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert kvps_run("up", "digits", "--data", "static", "-s", "1", "--slow", "w0=5x", *TINY).returncode == 0
     _, code = python_in("docs/modes.md")
     exec(code, {})
     assert capsys.readouterr().out == "largest lag in rounds: 1\n"
 
 
-def test_the_loops_of_the_torch_page_and_the_readme(server: None) -> None:
+def test_the_loops_of_the_torch_page_and_the_readme(lasting: Store) -> None:
     _, _, _, create, loop, ranks, _, recipe, _, _, _, scheduled = python_in("docs/torch.md")
     exec(create, names := {})
     batches = [(x := torch.randn(16, 20), x[:, :5].argmax(1)) for _ in range(30)]
@@ -228,27 +210,23 @@ def test_the_momentum_of_the_optimizers_page(home: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
 
 
-def test_torch_digits_under_run(server: None, start: Any) -> None:
+def test_torch_digits_under_run(lasting: Store, start: Any) -> None:
     """One copy is killed in the middle; the others do its batch, and each counts once."""
-    script = str(HERE / "examples" / "torch_digits.py")
-    with kvps.connect() as store:
-        settings = ["--job", "torch", "--staleness", "2"]
-        running = start("run", "-w", "3", *settings, "--", sys.executable, script)
-        assert eventually(lambda: store.client.call("EXISTS", JobKeys("torch").config))
-        job = store.job("torch")
-        assert eventually(lambda: job.state().version > 50)
-        os.kill(job.state().members["w1"].pid, signal.SIGKILL)
-        shown = running.until("test accuracy ").splitlines()[-1]
-        assert running.wait() == 0
-        assert shown.startswith("w0: SSP(2): test accuracy ")
-        assert float(shown.split()[-1]) > 0.95
-        used = [c.unit for commit in job.log() for c in commit.plan.contributions]
-        assert sorted(used) == list(range(14 * 45))
-        check_chain(job)
+    script = str(ROOT / "examples" / "torch_digits.py")
+    running = start("run", "-w", "3", "--job", "torch", "--staleness", "2", "--", sys.executable, script)
+    job = awaited_job(lasting, "torch", 51)
+    os.kill(job.state().members["w1"].pid, signal.SIGKILL)
+    shown = running.until("test accuracy ").splitlines()[-1]
+    assert running.wait() == 0
+    assert shown.startswith("w0: SSP(2): test accuracy ")
+    assert float(shown.split()[-1]) > 0.95
+    used = [c.unit for commit in job.log() for c in commit.plan.contributions]
+    assert sorted(used) == list(range(14 * 45))
+    check_chain(job)
 
 
 def test_submit_from_python_says_what_it_needs_and_ends_on_ctrl_c_in_one_line(home: Path) -> None:
-    example = [sys.executable, "-u", "-P", str(HERE / "examples" / "submit_from_python.py")]
+    example = [sys.executable, "-u", "-P", str(ROOT / "examples" / "submit_from_python.py")]
     with subprocess.Popen(example, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout
         assert program.stdout.readline() == "submitted from-python; hosts at the queue: 0\n"
@@ -259,10 +237,10 @@ def test_submit_from_python_says_what_it_needs_and_ends_on_ctrl_c_in_one_line(ho
     assert (rest, errors, program.returncode) == ("", "interrupted: from-python is cancelled\n", 1)
 
 
-def test_submit_from_python(server: None, start: Any) -> None:
+def test_submit_from_python(lasting: Store, start: Any) -> None:
     beside = [start("aggregator", "start"), start("worker", "--queue"), start("worker", "--queue")]
     done = subprocess.run(
-        [sys.executable, "-P", str(HERE / "examples" / "submit_from_python.py")], capture_output=True, text=True
+        [sys.executable, "-P", str(ROOT / "examples" / "submit_from_python.py")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) > 0.9
@@ -270,7 +248,7 @@ def test_submit_from_python(server: None, start: Any) -> None:
         assert other.end() == 128 + signal.SIGTERM
 
 
-def test_the_loop_of_the_page_of_local_steps(server: None) -> None:
+def test_the_loop_of_the_page_of_local_steps(lasting: Store) -> None:
     creating, joining, shared, sharing = python_in("docs/local-training.md")
     x = torch.randn(8, 20)
     there: dict[str, Any] = {"batches": [(x, x[:, :5].argmax(1))] * 120}

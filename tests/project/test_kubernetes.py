@@ -1,31 +1,23 @@
 """deploy/kubernetes, as far as it can be checked without a cluster: its schemas, what it promises, kvps's own options.
-The server's command runs here."""
+`test_compose` runs its server's command."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
-import redis
 from helpers.command_lines import check_parses
 from helpers.kustomize import loaded, rendered
 from helpers.paths import ROOT
-from helpers.waiting import command_lines_with, eventually
 from kvps_cli.look import dashboard, metrics
-
-from kvps.machine.paths import server_program
 
 FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = {"base": FOLDER / "base", "gpu": FOLDER / "overlays" / "gpu"}
 SECRET = "/run/secrets/redis/password"
-PASSWORD = "0123456789abcdef" * 4
 OURS = {"aggregator", "create", "worker"}  # the components that run kvps
 SCREENS = {"metrics", "dashboard"}  # components of pods that a user adds
 VERSIONS = ("1.31", "1.37")  # podReplacementPolicy and backoffLimitPerIndex are on by default in all of these
@@ -227,41 +219,3 @@ def test_the_images_are_those_of_the_compose_file_and_of_this_version(objects: l
             assert image == compose["valkey"]["image"].partition("@")[0]
         else:
             assert image in (f"kvps:{version}", f"kvps-cuda:{version}")
-
-
-# -- the server's command runs ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The server, started as its pod does, with a socket in place of the port."""
-    (command,) = (container["command"] for name, _, container in pods(rendered(OVERLAYS["base"])) if name == "valkey")
-    shell, option, text = command
-    (tmp_path / "password").write_text(f"{PASSWORD}\n")
-    (tmp_path / "valkey-server").symlink_to(server_program())
-    text = text.replace(SECRET, str(tmp_path / "password")).replace("--dir /data", f"--dir {tmp_path}")
-    text = text.replace(" <<END", f" --port 0 --unixsocket {tmp_path / 'socket'} <<END")
-    environment = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
-    process = subprocess.Popen([shell, option, text], env=environment, stdout=subprocess.DEVNULL)
-    try:
-        assert eventually((tmp_path / "socket").exists)
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(120)
-
-
-@pytest.mark.slow
-def test_the_server_wants_the_password_and_keeps_what_it_gets(server: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    path = str(tmp_path / "socket")
-    with redis.Redis(unix_socket_path=path) as stranger, pytest.raises(redis.AuthenticationError):
-        stranger.ping()
-    with redis.Redis(unix_socket_path=path, password=PASSWORD) as client:
-        found = {name: client.config_get(name)[name] for name in ("appendonly", "maxmemory", "maxmemory-policy", "dir")}
-    assert found == {
-        "appendonly": "yes",
-        "maxmemory": str(3 << 30),
-        "maxmemory-policy": "noeviction",
-        "dir": str(tmp_path),
-    }
-    assert not command_lines_with(PASSWORD)

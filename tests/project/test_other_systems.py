@@ -8,25 +8,20 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import shlex
 from typing import Any, NamedTuple
 
 import pytest
 import typer
-from helpers.paths import ROOT
+from helpers.options import settings_of
+from helpers.paths import ROOT, TESTS
 from kvps_cli import app
-from kvps_cli.connect import ServerOptions
-from kvps_cli.options import with_shared
-from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.settings import TaskOptions
 from kvps_workers import load_task
-from typer.testing import CliRunner
 
 import kvps
 import kvps.torch
 from kvps.config import SPECS, JobConfig
 
-TESTS = ROOT / "tests"
 PAGE = (ROOT / "docs" / "other-systems.md").read_text()
 OPTIONS = {
     "Arrangements by name": (
@@ -94,21 +89,8 @@ EACH_ROW = pytest.mark.parametrize("row", ROWS, ids=[f"{row.table}-{row.name}" f
 
 def _settings(span: str) -> tuple[set[str], JobConfig]:
     """The settings that options give, and the job that they make of the digits. Raises InvalidSetting."""
-    got = list[TaskOptions]()
-
-    def command(
-        settings: TaskOptions,
-        server: ServerOptions,
-        kept: KeptFiles,
-    ) -> None:
-        got.append(settings)
-
-    command.__annotations__.update(inspect.get_annotations(command, eval_str=True))
-    line = typer.Typer()
-    line.command()(with_shared(command))
-    done = CliRunner().invoke(line, shlex.split(span), catch_exceptions=False)
-    assert done.exit_code == 0, f"{span}: {done.output}"
-    return set(got[0].given), got[0].job_config("digits", load_task("digits"))
+    got = settings_of(TaskOptions, span)
+    return set(got.given), got.job_config("digits", load_task("digits"))
 
 
 def _check_command(span: str) -> None:

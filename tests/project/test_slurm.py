@@ -75,6 +75,16 @@ def slurm(tmp_path: Path, home: Path) -> dict[str, str]:
     }
 
 
+def _started(slurm: dict[str, str], script: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start a script in a session of its own, as Slurm does."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(["bash", script, *arguments], env=slurm, text=True, start_new_session=True, **streams)
+
+
+def _run(slurm: dict[str, str], script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", script, *arguments], env=slurm, capture_output=True, text=True, timeout=200)
+
+
 def _job_id() -> int:
     """A job's id whose port is free."""
     for number in range(os.getpid() % 10000, 20000):
@@ -87,14 +97,7 @@ def _job_id() -> int:
 @pytest.mark.slow
 def test_a_job_that_is_ended_goes_on_from_its_newest_checkpoint(slurm: dict[str, str], tmp_path: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
-    first = subprocess.Popen(
-        ["bash", SCRIPT, "digits", "--epochs", "40", "--batch-size", "48"],
-        env=slurm,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    first = _started(slurm, SCRIPT, "digits", "--epochs", "40", "--batch-size", "48")
     try:
         assert eventually(lambda: len(list(checkpoints.glob("*.safetensors"))) > 1 or first.poll() is not None)
         password = tmp_path / "run" / "password"
@@ -108,7 +111,7 @@ def test_a_job_that_is_ended_goes_on_from_its_newest_checkpoint(slurm: dict[str,
     assert secret not in printed
     assert not password.exists()
 
-    done = subprocess.run(["bash", SCRIPT, "digits"], env=slurm, capture_output=True, text=True, timeout=200)
+    done = _run(slurm, SCRIPT, "digits")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"job train: continues from version \d+ of ", done.stderr)
     assert done.stderr.count("this worker has done its rounds") == 2
@@ -119,9 +122,8 @@ def test_a_job_that_is_ended_goes_on_from_its_newest_checkpoint(slurm: dict[str,
 def test_before_the_time_limit_the_newest_version_is_saved_and_the_job_requeued(
     slurm: dict[str, str], tmp_path: Path
 ) -> None:
-    command = ["bash", SCRIPT, "digits", "--epochs", "40", "--batch-size", "48"]
     seldom = slurm | {"KVPS_CHECKPOINT_EVERY": "100000"}
-    first = subprocess.Popen(command, env=seldom, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    first = _started(seldom, SCRIPT, "digits", "--epochs", "40", "--batch-size", "48")
     assert first.stdout
     for line in first.stdout:
         if "job train" in line:
@@ -162,8 +164,8 @@ def test_a_script_of_ones_own_is_stopped_requeued_and_goes_on(
     monkeypatch.chdir(tmp_path)
     slurm["SLURM_NNODES"] = nodes
     (tmp_path / "train.py").write_text(SCRIPT_OF_ONES_OWN)
-    command = ["bash", RUN, "-w", "2", "--", "python3", "train.py"]
-    first = subprocess.Popen(command, env=slurm, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = (RUN, "-w", "2", "--", "python3", "train.py")
+    first = _started(slurm, *command)
     assert eventually(lambda: (tmp_path / "began").exists() or first.poll() is not None)
     first.send_signal(signal.SIGTERM)
     printed = first.communicate(timeout=120)[0]
@@ -171,7 +173,7 @@ def test_a_script_of_ones_own_is_stopped_requeued_and_goes_on(
     assert "can be resumed: the same command goes on\n" in printed
     assert (tmp_path / "requeued").read_text() == f"{slurm['SLURM_JOB_ID']}\n"
     (tmp_path / "hurry").touch()
-    done = subprocess.run(command, env=slurm, capture_output=True, text=True, timeout=200)
+    done = _run(slurm, *command)
     assert done.returncode == 0, done.stderr
     assert re.search(r"job train: goes on at version \d+, from ", done.stderr)
     assert done.stderr.count("400 contributions in 200 versions") == int(nodes)
@@ -180,9 +182,7 @@ def test_a_script_of_ones_own_is_stopped_requeued_and_goes_on(
 
 @pytest.mark.parametrize(("tasks", "arguments"), [("3", ["digits"]), ("5", [])])
 def test_too_few_tasks_or_no_arguments_get_one_line(slurm: dict[str, str], tasks: str, arguments: list[str]) -> None:
-    done = subprocess.run(
-        ["bash", SCRIPT, *arguments], env=slurm | {"SLURM_NTASKS": tasks}, capture_output=True, text=True
-    )
+    done = _run(slurm | {"SLURM_NTASKS": tasks}, SCRIPT, *arguments)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("usage: sbatch --ntasks=N")
     assert not Path(slurm["KVPS_DIR"]).exists()
@@ -190,8 +190,6 @@ def test_too_few_tasks_or_no_arguments_get_one_line(slurm: dict[str, str], tasks
 
 @pytest.mark.slow
 def test_a_setting_that_kvps_refuses_ends_the_job_and_its_server(slurm: dict[str, str]) -> None:
-    done = subprocess.run(
-        ["bash", SCRIPT, "digits", "--staleness", "x"], env=slurm, capture_output=True, text=True, timeout=60
-    )
+    done = _run(slurm, SCRIPT, "digits", "--staleness", "x")
     assert (done.returncode, done.stdout) == (2, "")
     assert "kvps: error: " in done.stderr.splitlines()[-1]
