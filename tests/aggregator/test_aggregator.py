@@ -1,4 +1,4 @@
-"""Aggregators that take over from each other, wait, and judge what was lost. `test_fail_at` has the many orders."""
+"""Aggregators that take over from each other, wait, and judge what was lost. tests/chaos has the many orders."""
 
 from __future__ import annotations
 

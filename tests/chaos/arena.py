@@ -1,14 +1,15 @@
-"""What every scenario gets: processes, a folder, a server and a seed; and the judge of a finished job."""
+"""What every scenario gets: processes, a folder, a server and a seed; and a job's training, until it is judged."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from helpers.harness import model
 from helpers.internals import segments_of
@@ -17,12 +18,14 @@ from helpers.servers import private_directory, running_server
 import kvps
 from chaos.crew import Crew
 from chaos.processes import Processes
-from chaos.verdict import Ack, Verdict, examine, remains
+from chaos.report import Result
+from chaos.verdict import Verdict, examine, remains
 from kvps.connection.client import Client
 from kvps.job import Job
 from kvps.store import Store
 
 MODES = {"BSP": 0, "SSP": 2, "ASP": -1}
+Servers = TypeVar("Servers")
 TIMEOUTS = {"lease_ms": 300, "worker_timeout_ms": 600}
 
 
@@ -82,25 +85,59 @@ class Arena:
         return job
 
     @contextmanager
-    def crew(self, job: Job, **options: Any) -> Iterator[Crew]:
-        """Yield the children of `job`. The block leaves no child behind and, if it fails, no segment."""
+    def crew(self, job: Job, result: Result | None = None, **options: Any) -> Iterator[Crew]:
+        """Yield the children of `job`. The block leaves no child behind and, if it fails, no segment. Behind it the job
+        is brought to its end and judged, if its `result` counts."""
         crew = Crew(self.processes, self.folder, job, options.pop("url", job.access.client.url), **options)
         with ExitStack() as failed:
             if segments_of(job):
                 failed.callback(segments_of(job).remove)
             failed.callback(crew.end)
             yield crew
+            if result:
+                crew.finish()
             failed.pop_all()
         crew.end()
+        if result:
+            result.verdict.add(self._verdict(crew))
 
-    def judge(self, store: Store, crew: Crew, forgiven: frozenset[Ack] = frozenset()) -> Verdict:
+    def _verdict(self, crew: Crew) -> Verdict:
         """Examine a finished job, then remove it and its files."""
-        verdict = examine(crew.job, crew.acks, forgiven)
-        verdict.problems += remains(store, crew.job)
+        verdict = examine(crew.job, crew.acks, frozenset(crew.forgiven))
+        verdict.problems += remains(Store(crew.job.access.client), crew.job)
         verdict.problems = [f"{crew.job.name}: {problem}" for problem in verdict.problems]
         for file in crew.acks:
             file.unlink()
         return verdict
+
+    def under_faults(
+        self,
+        result: Result,
+        faults: int,
+        serve: Callable[[], AbstractContextManager[tuple[Servers, Store]]],
+        fault: Callable[[Servers, Crew, int], None],
+        ended: Callable[[Crew], None] = lambda crew: None,
+        mutants: tuple[str, ...] = (),
+        **settings: Any,
+    ) -> None:
+        """In each mode train a job on servers of its own, under its share of the faults, to its end, and judge it.
+
+        serve  starts the servers inside a block, and yields them with a store on them
+        fault  causes the fault of this number, over all modes, and waits until the servers are as before
+        ended  looks at the job when it has ended
+        """
+        numbers = itertools.count()
+        for mode, staleness, share in shared_out(faults, self.seed):
+            with serve() as (servers, store):
+                job = self.job(store, staleness=staleness, **settings)
+                with self.crew(job, result, mutants=mutants) as crew:
+                    crew.start_all(3, job.layout.shards, log=True)
+                    crew.until(lambda j=job: j.state().version > 3)
+                    for number in itertools.islice(numbers, share):
+                        fault(servers, crew, number)
+                    crew.finish()
+                    ended(crew)
+            self.say(f"{mode}: {share} faults, {result.verdict.contributions} contributions")
 
 
 @contextmanager

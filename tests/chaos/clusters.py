@@ -3,20 +3,19 @@ that was acknowledged may be lost."""
 
 from __future__ import annotations
 
-import itertools
 import signal
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import redis
 from helpers.clusters import Cluster, ClusterNode, running_cluster
+from helpers.servers import ServerProcess
 
-from chaos.arena import Arena, shared_out
+from chaos.arena import Arena
 from chaos.crew import Crew
 from chaos.report import Result
-from chaos.verdict import Ack, acknowledged
+from chaos.verdict import acknowledged
 from kvps.connection.cluster import open_client
 from kvps.connection.slots import slot_of
 from kvps.errors import KvpsError
@@ -26,58 +25,17 @@ from kvps.store import Store
 PATIENT = {"worker_timeout_ms": 60_000, "lease_ms": 1_000}
 
 
-class Training(NamedTuple):
-    """A job that trains on a cluster, under its crew."""
-
-    cluster: Cluster
-    job: Job
-    crew: Crew
-
-    def goes_on(self, version: int) -> None:
-        """Wait for the second version after this one: its step began after the fault."""
-        self.crew.until(lambda: _version(self.job) > version + 1, limit_s=90)
-
-    def is_whole(self) -> None:
-        """Wait until every master of the cluster has a replica in step."""
-        self.crew.until(self.cluster.is_whole, limit_s=90)
-
-    def hands_over(self, key: str, master: ClusterNode) -> None:
-        """Wait until another master has the key."""
-        self.crew.until(lambda: _taken_over(self.cluster, key, master), limit_s=90)
+@contextmanager
+def cluster(replicas: int = 3) -> Iterator[tuple[Cluster, Store]]:
+    """Start a cluster of three masters, and yield it with a store on it."""
+    with running_cluster(replicas=replicas) as found, Store(open_client(found.url)) as store:
+        yield found, store
 
 
-def _train(
-    arena: Arena,
-    result: Result,
-    faults: int,
-    shards: int,
-    fault: Callable[[Training, int], None],
-    lost: Callable[[Training], frozenset[Ack]] = lambda ended: frozenset(),
-    **settings: Any,
-) -> None:
-    """In each mode train a job on a cluster of its own, under its share of the faults, to its end, and judge it.
-
-    fault  causes the fault of this number, over all modes, and waits until the job goes on
-    lost   returns the acknowledged contributions that an ended job may have lost
-    """
-    numbers = itertools.count()
-    for mode, staleness, share in shared_out(faults, arena.seed):
-        with running_cluster() as cluster, Store(open_client(cluster.url)) as store:
-            job = arena.job(store, staleness=staleness, shards=shards, **PATIENT | settings)
-            with arena.crew(job) as crew:
-                training = Training(cluster, job, crew)
-                crew.start_all(3, shards, log=True)
-                crew.until(lambda j=job: j.state().version > 3)
-                for number in itertools.islice(numbers, share):
-                    fault(training, number)
-                crew.finish()
-                result.verdict.add(arena.judge(store, crew, lost(training)))
-        result.faults[mode] = share
-        arena.say(f"{mode}: {share} {result.title}")
-
-
-def masters_fail_over(arena: Arena, kills: int = 42, shards: int = 3, durability: str = "replicated") -> Result:
-    """Kill the master of the control's slot, or of a shard's, let its replica take its place, and start it again.
+def masters_fail_over(arena: Arena, kills: int = 60, shards: int = 3, durability: str = "replicated") -> Result:
+    """Kill the master of the control's slot, or of a shard's, let its replica take its place, and start it again. With
+    durability replicated, have a replica take the place of a living master in every third case, as an operator does
+    before a server is serviced.
 
     With durability memory, the replica is behind by then. So a master of the control's slot takes acknowledged
     contributions with it. One of a shard's slot takes bytes; contributions are rejected, with the reason in the log.
@@ -85,46 +43,54 @@ def masters_fail_over(arena: Arena, kills: int = 42, shards: int = 3, durability
     """
     safe = durability == "replicated"
     name, title = (
-        ("failover", "masters of a cluster killed")
+        ("failover", "masters of a cluster killed, or replaced by their replicas")
         if safe
         else ("failover-memory", "masters killed ahead of their replicas, durability memory")
     )
     result = Result(name, title, arena.seed, needed=kills)
     gone, rejected = 0, 0
-    times: dict[str, list[float]] = {"control": [], "data": []}
 
-    def kill(training: Training, number: int) -> None:
-        cluster, job, crew = training
+    def kill(nodes: Cluster, crew: Crew, number: int) -> None:
         crew.wait(arena.random.uniform(0.2, 0.8))
+        job = crew.job
         kind = ("control", "data")[number % 2]
         key = job.access.keys.version if kind == "control" else job.access.keys.slot(arena.random.randrange(shards))
         before = job.state().version
-        victim = cluster.master_of(key)
-        if safe:
+        victim = nodes.master_of(key)
+        if planned := safe and number % 3 == 2:
+            nodes.replica_of(victim).ask("CLUSTER", "FAILOVER")
+        elif safe:
             victim.kill()
         else:
-            _kill_ahead_of_its_replica(cluster, victim, crew, arena.random.uniform(0.1, 0.6))
+            with behind(arena, crew, victim, nodes.replica_of(victim)):
+                victim.kill()
             for child in crew.children.values():
-                child.spec["url"] = cluster.url  # a process that starts knows this one node
+                child.spec["url"] = nodes.url  # a process that starts knows this one node
             crew.kill(crew.children[f"a{arena.random.randrange(shards)}"])  # whose memory had it all
         began = time.monotonic()
-        training.hands_over(key, victim)
-        victim.start()  # as its service manager does; without a replica nothing more is acknowledged
-        training.goes_on(before)
-        times[kind].append(time.monotonic() - began)
-        training.is_whole()
+        crew.until(lambda: _taken_over(nodes, key, victim))
+        if not planned:
+            victim.start()  # as its service manager does; without a replica nothing more is acknowledged
+        crew.until(lambda: version_of(job) > before + 1)
+        what = f"{kind} {'replaced' if planned else 'killed'}"
+        result.faults[what] = result.faults.get(what, 0) + 1
+        if not planned:
+            result.times.setdefault(f"until the next commit, {what}", []).append(time.monotonic() - began)
+        crew.until(nodes.is_whole)
 
-    def lost(ended: Training) -> frozenset[Ack]:
+    def ended(crew: Crew) -> None:
         nonlocal gone, rejected
-        found = frozenset() if safe else _lost(ended.job, ended.crew)
-        gone, rejected = gone + len(found), rejected + _rejections(ended.job)
-        return found
+        logged = [commit.plan for commit in crew.job.log()]
+        rejected += sum(len(plan.rejected) for plan in logged)
+        if not safe:
+            kept = {(c.worker, c.incarnation, c.seq) for plan in logged for c in plan.contributions + plan.rejected}
+            crew.forgiven |= acknowledged(crew.acks) - kept
+            gone += len(crew.forgiven)
 
-    _train(arena, result, kills, shards, kill, lost, durability=durability)
+    arena.under_faults(result, kills, cluster, kill, ended, shards=shards, durability=durability, **PATIENT)
     result.figures["contributions rejected because a server had lost their bytes, each in the log"] = rejected
     if not safe:
         result.figures["acknowledged contributions that a server took with it"] = gone
-    result.times = {f"until the next commit, {kind} killed": found for kind, found in times.items() if found}
     return result.close()
 
 
@@ -132,37 +98,15 @@ def slots_move(arena: Arena, moves: int = 42, shards: int = 3) -> Result:
     """Move the control's slot, or a shard's, to another master, key by key, while the job trains."""
     result = Result("slots", "slots of a cluster moved", arena.seed, needed=moves)
 
-    def move(training: Training, number: int) -> None:
-        key, before = _one_of_three(arena, training, number, shards)
-        _move(training.cluster, key, arena)
-        training.goes_on(before)
+    def move(nodes: Cluster, crew: Crew, number: int) -> None:
+        crew.wait(arena.random.uniform(0.1, 0.4))
+        keys, before = crew.job.access.keys, crew.job.state().version
+        _move(nodes, keys.slot(arena.random.randrange(shards)) if number % 3 else keys.version, arena)
+        crew.until(lambda: version_of(crew.job) > before + 1)
+        result.faults["moved"] = result.faults.get("moved", 0) + 1
 
-    _train(arena, result, moves, shards, move, durability="replicated")
+    arena.under_faults(result, moves, cluster, move, shards=shards, durability="replicated", **PATIENT)
     return result.close()
-
-
-def roles_change(arena: Arena, changes: int = 21, shards: int = 3) -> Result:
-    """Have a replica take the place of its living master, as an operator does before a server is serviced."""
-    result = Result("roles", "masters of a cluster replaced by their replicas", arena.seed, needed=changes)
-
-    def replace(training: Training, number: int) -> None:
-        key, before = _one_of_three(arena, training, number, shards)
-        master = training.cluster.master_of(key)
-        training.cluster.replica_of(master).ask("CLUSTER", "FAILOVER")
-        training.hands_over(key, master)
-        training.goes_on(before)
-        training.is_whole()
-
-    _train(arena, result, changes, shards, replace, durability="replicated")
-    return result.close()
-
-
-def _one_of_three(arena: Arena, training: Training, number: int, shards: int) -> tuple[str, int]:
-    """Wait a moment. Return a key of the control's slot, for one fault of three, or of a shard's; and the version."""
-    training.crew.wait(arena.random.uniform(0.1, 0.4))
-    keys = training.job.access.keys
-    key = keys.version if number % 3 == 0 else keys.slot(arena.random.randrange(shards))
-    return key, training.job.state().version
 
 
 def _move(cluster: Cluster, key: str, arena: Arena) -> None:
@@ -182,27 +126,28 @@ def _taken_over(cluster: Cluster, key: str, victim: ClusterNode) -> bool:
     return False
 
 
-def _kill_ahead_of_its_replica(cluster: Cluster, victim: ClusterNode, crew: Crew, ahead_s: float) -> None:
-    """Kill a master that has been written to for `ahead_s` since its replica got anything."""
-    replica = cluster.replica_of(victim)
+@contextmanager
+def behind(
+    arena: Arena, crew: Crew, master: ServerProcess, replica: ServerProcess, others: bool = False
+) -> Iterator[None]:
+    """Let the master be written to for a while without a replica, but with `others` if it has more. The replica goes on
+    behind the block."""
     replica.signal(signal.SIGSTOP)
-    victim.ask("CLIENT", "KILL", "TYPE", "REPLICA")  # what is on its way would be read after SIGCONT
-    crew.wait(ahead_s)
-    victim.kill()
-    replica.signal(signal.SIGCONT)
+    try:
+        master.ask("CLIENT", "KILL", "TYPE", "REPLICA")  # what is on its way would be read after SIGCONT
+        crew.until(lambda: not others or _has_a_replica(master))
+        crew.wait(arena.random.uniform(0.1, 0.6))
+        yield
+    finally:
+        replica.signal(signal.SIGCONT)
 
 
-def _lost(job: Job, crew: Crew) -> frozenset[Ack]:
-    """Return the acknowledged contributions that are in no commit and were not rejected."""
-    logged = {(c.worker, c.incarnation, c.seq) for x in job.log() for c in x.plan.contributions + x.plan.rejected}
-    return frozenset(acknowledged(crew.acks) - logged)
+def _has_a_replica(master: ServerProcess) -> bool:
+    info = master.ask("INFO", "replication")
+    return any(isinstance(value, dict) and value.get("state") == "online" for value in info.values())
 
 
-def _rejections(job: Job) -> int:
-    return sum(len(commit.plan.rejected) for commit in job.log())
-
-
-def _version(job: Job) -> int:
+def version_of(job: Job) -> int:
     with suppress(KvpsError):
         return job.state().version
     return -1

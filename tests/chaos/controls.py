@@ -5,20 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from chaos import memory, replicas, replies, sleepers
+from chaos import kills, memory, replicas, replies, sleepers
 from chaos.arena import Arena
-from chaos.damage import contributions_are_damaged, workers_are_killed
 from chaos.mutants import MUTANTS
 from chaos.report import Result
 
+_ANSWERED = ("push sent, no reply yet", "push answered", "commit sent, no reply yet", "commit answered")
 FAMILIES: dict[str, Callable[..., Result]] = {
     "replies": lambda arena, mutants: replies.replies_are_lost(arena, 40, one_in=4, units=90, mutants=mutants),
     "sleepers": lambda arena, mutants: sleepers.holders_sleep(arena, 3, 6, mutants=mutants),
     "impostors": lambda arena, mutants: sleepers.workers_sleep(arena, 6, mutants=mutants),
-    "damage": lambda arena, mutants: contributions_are_damaged(arena, mutants=mutants),
+    "damage": lambda arena, mutants: kills.contributions_are_damaged(arena, mutants=mutants),
     "memory": lambda arena, mutants: memory.readers_are_slow(arena, 50, 200, mutants=mutants),
     "replicas": lambda arena, mutants: replicas.sentinels_and_two_replicas(arena, 2, mutants=mutants),
-    "kills": lambda arena, mutants: workers_are_killed(arena, 200, mutants=mutants),
+    "kills": lambda arena, mutants: kills.named_points(
+        arena, 8, 20, 200, _ANSWERED[:2], _ANSWERED[2:], mutants=mutants
+    ),
 }
 
 _DOES_NOT_FIT = "(Attribute|Name|Type)Error|must hold exactly once|nonexistent global variable"

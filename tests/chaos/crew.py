@@ -17,6 +17,7 @@ from kvps_cli.supervise import release_dead
 from chaos import points
 from chaos.processes import Processes
 from chaos.roles import FULL
+from chaos.verdict import Ack
 from kvps.arrays import layout
 from kvps.job import Job
 
@@ -47,6 +48,8 @@ class Crew:
 
     arms      role -> the points at which the next children of that role are killed: (point, passage)
     at_once   whether deaths are reported at once, as by `kvps up`; otherwise timeouts find them
+    forgiven  acknowledged contributions that a server or a host took with it
+    kills     role -> how many children of it were killed
     refusals  how often a child ended because the server was full
     """
 
@@ -59,7 +62,8 @@ class Crew:
     mutants: tuple[str, ...] = ()
     children: dict[str, Child] = field(default_factory=dict)
     fired: Counter[str] = field(default_factory=Counter)
-    kills: int = 0
+    forgiven: set[Ack] = field(default_factory=set)
+    kills: Counter[str] = field(default_factory=Counter)
     refusals: int = 0
 
     @property
@@ -117,7 +121,7 @@ class Crew:
     def kill(self, child: Child, number: int = signal.SIGKILL) -> bool:
         """Send a running child a signal; return False if it had died already."""
         sent = not child.ended and self.processes.kill(child.pid, number)
-        self.kills += sent and number == signal.SIGKILL
+        self.kills[child.spec["role"]] += sent and number == signal.SIGKILL
         return sent
 
     def kill_all(self, order: random.Random) -> list[Child]:

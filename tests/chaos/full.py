@@ -30,7 +30,7 @@ def memory_is_filled(
         for number, mode in enumerate(modes):
             job = arena.job(store, staleness=MODES[mode], worker_timeout_ms=60_000)
             share = fills // len(modes) + (number < fills % len(modes))
-            with arena.crew(job) as crew, closing(Ballast(store.url)) as ballast:
+            with arena.crew(job, result) as crew, closing(Ballast(store.url)) as ballast:
                 crew.start_all(3, 2, patience_s=PATIENCE_S, computes_s=0.001)
                 crew.until(lambda j=job: j.state().version > 3)
                 for fill in range(share):
@@ -43,8 +43,6 @@ def memory_is_filled(
                     version = job.state().version
                     crew.until(lambda j=job, v=version: j.state().version > v + 3)
                 counted["workers that reported it"] += crew.refusals
-                crew.finish()
-                result.verdict.add(arena.judge(store, crew))
             result.faults[mode] = share
             arena.say(
                 f"{mode}: {share} fills, {crew.refusals} times told, {result.verdict.contributions} contributions"

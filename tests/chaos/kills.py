@@ -1,4 +1,5 @@
-"""Workers and aggregators are killed at every named point, and at random: nothing is lost, nothing counts twice."""
+"""Workers and aggregators are killed at every named point, and at random: nothing is lost, nothing counts twice.
+And contributions whose stored bytes do not match their digest."""
 
 from __future__ import annotations
 
@@ -31,9 +32,10 @@ def named_points(
     units: int = _UNITS,
     workers: Collection[str] = points.WORKER,
     aggregators: Collection[str] = points.AGGREGATOR,
+    mutants: tuple[str, ...] = (),
     **settings: Any,
 ) -> Result:
-    """Kill at each point `each` times per mode. Odd jobs have units, even ones rounds; half report deaths at once."""
+    """Kill at each point `each` times per mode. Even jobs have units, odd ones rounds; half report deaths at once."""
     result, names = Result("points", "killed at a named point", arena.seed), [*workers, *aggregators]
     with arena.server() as store:
         for mode, staleness in MODES.items():
@@ -44,12 +46,13 @@ def named_points(
             fired: Counter[str] = Counter()
             number = 0
             while any(arms.values()):
-                job = arena.job(store, staleness=staleness, units=units * (number % 2), **settings)
-                with arena.crew(job, arms=arms, at_once=number % 4 < 2) as crew:
+                job = arena.job(store, staleness=staleness, units=units * (1 - number % 2), **settings)
+                with arena.crew(job, result, arms=arms, at_once=number % 4 < 2, mutants=mutants) as crew:
                     crew.start_all(3, job.layout.shards, rounds=units // 3)
                     crew.run()
                     fired += crew.fired
-                    result.verdict.add(arena.judge(store, crew))
+                if mutants and result.verdict.problems:
+                    return result.close()
                 number += 1
                 left = sum(map(len, arms.values()))
                 arena.say(
@@ -81,12 +84,30 @@ def _at_random(arena: Arena, result: Result, modes: Modes, kills: int, every_s: 
             done, number = 0, 0
             while done < kills / len(modes):
                 job = arena.job(store, units=units * (number % 2), **settings)
-                with arena.crew(job, at_once=number % 4 < 2) as crew:
+                with arena.crew(job, result, at_once=number % 4 < 2) as crew:
                     crew.start_all(3, job.layout.shards, rounds=units // 3)
                     crew.run(arena.random, every_s)
-                    done += crew.kills
-                    result.verdict.add(arena.judge(store, crew))
+                    done += crew.kills.total()
                 number += 1
                 arena.say(f"{mode}: {done} kills, {result.verdict.contributions} contributions")
             result.faults[mode] = done
+    return result.close()
+
+
+def contributions_are_damaged(
+    arena: Arena, units: int = 300, share: float = 0.1, mutants: tuple[str, ...] = ()
+) -> Result:
+    """Damage a `share` of the contributions behind the workers' backs: each is rejected, and its unit done again."""
+    result = Result("damage", "stored bytes damaged", arena.seed, needed=int(units * share / 2))
+    with arena.server() as store:
+        for mode, staleness in MODES.items():
+            job = arena.job(store, staleness=staleness, units=units)
+            with arena.crew(job, result, mutants=mutants) as crew:
+                crew.start_all(3, 2, damages=share)
+                crew.run()
+                entries = store.client.call("XRANGE", job.access.keys.commits, "-", "+")
+                result.faults[mode] = sum(fields["kind"] == "reject" for _, fields in entries)
+            arena.say(f"{mode}: {result.faults[mode]} rejected")
+            if mutants and result.verdict.problems:
+                break
     return result.close()

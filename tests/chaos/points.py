@@ -116,11 +116,13 @@ WORKER: dict[str, Install] = {
     "between chunks of a push": _sent("\r\nSET\r\n", ":g:"),
     "push sent, no reply yet": _sent(script="push"),
     "push answered": _after(JobScripts, "push"),
+    "after joining": _after(JobScripts, "join"),
     "while waiting": _sent("XREAD"),
     "after waking": _each(_after(Client, "wait"), _after(Client, "wait_and_read")),
 }
 AGGREGATOR: dict[str, Install] = {
     "after the lease": _after(JobScripts, "acquire", lambda taken: bool(taken[0])),
+    "after the plan": _after(JobScripts, "plan", lambda planned: planned.plan is not None),
     "after reading": _before(ContributionFetch, "check"),
     "after reducing": _after(ShardArrays, "step"),
     "between staged chunks": _sent("\r\nSET\r\n", ":w:"),
@@ -146,9 +148,10 @@ SHARED_AGGREGATOR: dict[str, Install] = {
     "before the mirror is noted": _before(Mirror, "_note"),
     "mirror sent, no reply yet": _sent(script="mirror"),
 }
-"""The points of a job over shared memory."""
-SHARED_ALONE = [point for point in SHARED_WORKER | SHARED_AGGREGATOR if point not in WORKER | AGGREGATOR]
-_FEW = {"after the lease": 1, "during renewal": 3, "while waiting": 5, "after waking": 5}
+SHARED = {"workers": [*SHARED_WORKER], "aggregators": [*SHARED_AGGREGATOR]}
+"""The points of a job over shared memory; and those of them that exist nowhere else."""
+SHARED_ALONE = {role: [p for p in found if p not in WORKER | AGGREGATOR] for role, found in SHARED.items()}
+_FEW = {"after joining": 1, "after the lease": 1, "during renewal": 3, "while waiting": 5, "after waking": 5}
 _FEW |= {"a gradient's segment without bytes": 1, "a version's segment without bytes": 4}
 _FEW |= {"before the mirror is noted": 5, "mirror sent, no reply yet": 5}
 """Points that are passed less often than once a round -> the most passages to wait for."""

@@ -27,7 +27,8 @@ def replies_are_lost(
                 store, staleness=MODES[mode], units=units * (number % 2), worker_timeout_ms=20_000, lease_ms=4_000
             )
             port = free_port()
-            with arena.crew(job, url=f"redis://127.0.0.1:{port}?socket_timeout={TIMEOUT_S}", mutants=mutants) as crew:
+            url = f"redis://127.0.0.1:{port}?socket_timeout={TIMEOUT_S}"
+            with arena.crew(job, result, url=url, mutants=mutants) as crew:
                 notes = arena.folder / f"{job.name}.faults"
                 proxy, _ = arena.processes.fork(
                     {
@@ -50,7 +51,6 @@ def replies_are_lost(
                     found = Counter(notes.read_text().splitlines())
                     counted += found
                     result.faults = dict(sorted(counted.items()))
-                result.verdict.add(arena.judge(store, crew))
             number += 1
             arena.say(f"{mode}: {counted.total()} faults, {result.verdict.contributions} contributions")
             if mutants and result.verdict.problems:
@@ -65,14 +65,12 @@ def scripts_are_flushed(arena: Arena, seconds: float = 30.0, every_s: float = 0.
         for mode, staleness in MODES.items():
             job = arena.job(store, staleness=staleness)
             flushed = 0
-            with arena.crew(job) as crew:
+            with arena.crew(job, result) as crew:
                 crew.start_all(3, 2)
                 while flushed < seconds / len(MODES) / every_s:
                     crew.wait(every_s)
                     store.client.call("SCRIPT FLUSH")
                     flushed += 1
-                crew.finish()
-                result.verdict.add(arena.judge(store, crew))
             result.faults[mode] = flushed
             arena.say(f"{mode}: {flushed} times, {result.verdict.contributions} contributions")
     return result.close()

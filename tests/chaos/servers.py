@@ -44,8 +44,8 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
             store = stack.enter_context(Store(Client(server.url)))
             for mode, staleness, share in shared_out(kills // 2, arena.seed):
                 job = arena.job(store, staleness=staleness, **PATIENT | settings)
-                losses = Losses(job, synced=not cuts)
-                with arena.crew(job, at_once=True) as crew:
+                with arena.crew(job, result) as crew:
+                    losses = Losses(job, crew.forgiven, synced=not cuts)
                     crew.start_all(3, job.layout.shards, log=True)
                     crew.until(lambda j=job: j.state().version > 3)
                     losses.floor = server.log().stat().st_size
@@ -73,7 +73,6 @@ def redis_is_killed(arena: Arena, kills: int = 40, pause_s: float = 0.4, **setti
                     result.figures |= {
                         what: result.figures.get(what, 0) + count for what, count in losses.rolled_back().items()
                     }
-                    result.verdict.add(arena.judge(store, crew, frozenset(losses.lost)))
                 rolled_back += losses.versions
                 key = f"appendfsync {fsync}{', its file cut' if cuts else ''}"
                 result.faults[key] = result.faults.get(key, 0) + share
@@ -136,14 +135,14 @@ def recoveries(job: Job) -> list[Entry]:
 class Losses:
     """The losses of a server over its restarts, found by looking into its files; and whether kvps reported each.
 
-    lost      acknowledged contributions that the server forgot
+    lost      acknowledged contributions that the server forgot, which are forgiven
     versions  the number of committed versions that it forgot
     floor     the length of its file when all processes had noticed its last start
     rollbacks the number of versions lost at each rollback to the mirror, as the log says
     """
 
-    def __init__(self, job: Job, synced: bool = True) -> None:
-        self.lost: set[Ack] = set()
+    def __init__(self, job: Job, lost: set[Ack], synced: bool = True) -> None:
+        self.lost = lost
         self.versions = 0
         self.floor = 0
         self.rollbacks: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ from kvps.connection.sockets import ChunkGone
 from kvps.job import Job
 
 LEASE_MS = 200
-_POINTS = ("before commit", "between staged chunks", "after reducing", "during clean-up", "")
+_POINTS = (*points.AGGREGATOR, "")
+_WORKERS_POINTS = ("before push", "push sent, no reply yet", "push answered", "after waking")
 _PIN_MS = 10_000
 
 
@@ -34,21 +36,20 @@ def holders_sleep(
     """Put the holder of a shard to sleep for 3 lease times, mostly at a point; then two holders, one after another."""
     result = Result("sleepers", "the holder of a lease asleep for 3 lease times", arena.seed, needed=sleeps + duels)
     compared: list[int] = []
+    places = itertools.cycle(at)
     with arena.server() as store:
         for number, (mode, staleness) in enumerate(MODES.items()):
             naps, fights = share_of(number, sleeps), share_of(number, duels)
             if not naps + fights:
                 continue
             job = arena.job(store, staleness=staleness, lease_ms=LEASE_MS, worker_timeout_ms=60_000, **settings)
-            with arena.crew(job, mutants=mutants) as crew:
+            with arena.crew(job, result, mutants=mutants) as crew:
                 crew.start_all(3, job.layout.shards, per_shard=2)
-                for nap in range(naps):
-                    result.problems += _nap(arena, crew, at[nap % len(at)], compared)
+                for point in itertools.islice(places, naps):
+                    result.problems += _nap(arena, crew, point, compared)
                 result.faults[f"{mode}, asleep"] = naps
                 woken = sum(_duel(crew) for _ in range(fights))
                 result.faults[f"{mode}, asleep with its plan still open"] = woken
-                crew.finish()
-                result.verdict.add(arena.judge(store, crew))
             arena.say(f"{mode}: {naps} sleeps, {woken} with the plan still open")
     result.figures["versions whose bytes were compared before and after a sleeper woke"] = len(compared)
     return result.close()
@@ -136,25 +137,24 @@ def stored(job: Job, names: Sequence[str]) -> bytes:
 
 
 def workers_sleep(arena: Arena, sleeps: int = 24, mutants: tuple[str, ...] = ()) -> Result:
-    """Put a worker to sleep between pull and push while another takes its id; wake it: its push must be refused."""
+    """Put a worker to sleep around its push while another takes its id; wake it: what it sends is refused."""
     result = Result("impostors", "a worker asleep while another took its id", arena.seed, needed=sleeps)
     with arena.server() as store:
         for mode, staleness, naps in shared_out(sleeps, arena.seed):
             job = arena.job(store, staleness=staleness, workers=2, worker_timeout_ms=60_000)
-            with arena.crew(job, mutants=mutants) as crew:
+            with arena.crew(job, result, mutants=mutants) as crew:
                 crew.start_all(1, 2)
                 for nap in range(naps):
-                    _impostor(crew, nap, arena.random.randint(1, 12))
-                crew.finish()
-                result.verdict.add(arena.judge(store, crew))
+                    point = _WORKERS_POINTS[nap % len(_WORKERS_POINTS)]
+                    _impostor(crew, nap, point, arena.random.randint(1, 12))
             result.faults[mode] = naps
             arena.say(f"{mode}: {naps} ids taken")
     return result.close()
 
 
-def _impostor(crew: Crew, nap: int, seq: int) -> None:
-    """Put two incarnations of w1 to sleep, each before its push number `seq`; wake the replaced one first."""
-    arms = {"point": "before push", "nth": seq, "signal": signal.SIGSTOP}
+def _impostor(crew: Crew, nap: int, point: str, seq: int) -> None:
+    """Put two incarnations of w1 to sleep, each at the point of its push number `seq`; wake the replaced one first."""
+    arms = {"point": point, "nth": points.passages(point, seq), "signal": signal.SIGSTOP}
     both = []
     for who in ("replaced", "present"):
         both.append(crew.start(f"w1.{nap}.{who}", "worker", name="w1", takeover=True, arm=arms))

@@ -1,7 +1,7 @@
 """How long a job stands still after a fault: from the SIGKILL to the first commit that cannot be from before it.
 
-The driver measures by its monotonic clock. One of its threads reads the commit log as it grows (XREAD BLOCK), so that
-it sees a commit when it is made. The content of the log's entry decides which commit is the first, not its time:
+The driver measures by its monotonic clock, and looks at the commit log every 10 ms. The content of
+the log's entry decides which commit is the first, not its time:
 
     a worker killed      the first commit without a contribution of the dead incarnation: in BSP there is none before
                          the job knows that the worker is gone
@@ -11,15 +11,15 @@ it sees a commit when it is made. The content of the log's entry decides which c
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import NamedTuple
 
 from helpers.faults import MortalServer
+from helpers.harness import log_entries
 from helpers.servers import private_directory
+from helpers.waiting import eventually
 
 from chaos.arena import Arena
 from chaos.crew import Child, Crew, Stuck
@@ -33,14 +33,13 @@ from kvps.store import Store
 LEASE_MS, WORKER_TIMEOUT_MS = 1000, 2000
 SLACK_S = 2.0
 COMPUTES_S = 0.005  # a worker's time for a gradient; without it the log would only get longer
-_LIMIT_S = 90.0
 _NOTE = """\
 Times are by the harness's monotonic clock, from the SIGKILL to the first commit that cannot be from before it: one
 without the dead worker's incarnation, under another term than the dead holder's, or in the history after Redis's
-restart. The lease is {lease_s:g} s and the worker timeout {silence_s:g} s (kvps's own defaults are 3 s and 10 s).
-Supervised: the death is reported at once, as `kvps up` does for its children. Otherwise the dead process is replaced
-only when the job has continued without it. Holders have a standby. p50 and p99 are measured values; of fewer than 100
-values, p99 is the largest."""
+restart. It is looked for every 10 ms. The lease is {lease_s:g} s and the worker timeout {silence_s:g} s (kvps's own
+defaults are 3 s and 10 s). Supervised: the death is reported at once, as `kvps up` does for its children. Otherwise the
+dead process is replaced only when the job has continued without it. Holders have a standby. p50 and p99 are
+measured values; of fewer than 100 values, p99 is the largest."""
 
 
 def faults_are_timed(
@@ -56,7 +55,7 @@ def faults_are_timed(
     result = Result("times", "killed, and timed until the next commit", arena.seed, needed=2 * known + 3 * unknown)
     timeouts = {"lease_ms": lease_ms, "worker_timeout_ms": worker_timeout_ms}
     lease_s, silence_s = lease_ms / 1000, worker_timeout_ms / 1000
-    cases: list[tuple[str, Callable[[Arena, Crew, Commits], float], int, bool, float]] = [
+    cases: list[tuple[str, Callable[[Arena, Crew], float], int, bool, float]] = [
         ("a worker in BSP, supervised", _worker, known, True, silence_s),
         ("a worker in BSP, found by its silence", _worker, unknown, False, silence_s),
         ("the holder of a shard, supervised", _holder, known, True, lease_s),
@@ -64,16 +63,14 @@ def faults_are_timed(
     ]
     with arena.server() as store:
         job = arena.job(store, **timeouts)
-        with arena.crew(job) as crew, Commits(job) as commits:
+        with arena.crew(job, result) as crew:
             crew.start_all(3, 2, per_shard=2, computes_s=COMPUTES_S)
             for what, fault, times, crew.at_once, timeout_s in cases:
                 for _ in range(times):
-                    crew.until(lambda: _all_are_there(crew, commits))
+                    crew.until(lambda: _all_are_there(crew))
                     crew.wait(arena.random.uniform(0.05, 0.25))
-                    _note(result, what, fault(arena, crew, commits), timeout_s + slack_s)
+                    _note(result, what, fault(arena, crew), timeout_s + slack_s)
                 arena.say(f"{what}: longest {max(result.times[what]):.2f} s of {times}")
-            crew.finish()
-            result.verdict.add(arena.judge(store, crew))
     _servers(arena, result, unknown, timeouts, slack_s)
     result.note = _NOTE.format(lease_s=lease_s, silence_s=silence_s)
     return result.close()
@@ -87,40 +84,44 @@ def _note(result: Result, what: str, seconds: float, most_s: float) -> None:
         result.problems.append(f"{what}: {seconds:.2f} s to the next commit, not {most_s:g} s")
 
 
-def _all_are_there(crew: Crew, commits: Commits) -> bool:
+def _all_are_there(crew: Crew) -> bool:
     """Return whether the newest commit holds every worker's present incarnation, and each shard has a living holder."""
-    newest, members = commits.newest(), crew.job.state().members
-    marks = {child.mark for child in crew.running}
+    log = crew.job.access.client.call("XREVRANGE", crew.job.access.keys.commits, "+", "-", "COUNT", 20)
+    newest = next((_commit(fields) for _, fields in log if fields["kind"] == "commit"), None)
+    members, marks = crew.job.state().members, {child.mark for child in crew.running}
     lives = [members.get(child.name) for child in _workers(crew)]
-    present = all(m and m.active and newest.authors.get(m.worker) == m.incarnation for m in lives)
+    present = newest and all(m and m.active and newest.authors.get(m.worker) == m.incarnation for m in lives)
     forked = {m.pid for m in lives if m} == {child.pid for child in _workers(crew)}
-    return present and forked and all(holder.rpartition(":")[0] in marks for holder in crew.job.access.reader.holders())
+    holders = crew.job.access.reader.holders()
+    return bool(present) and forked and all(holder.rpartition(":")[0] in marks for holder in holders)
 
 
 def _workers(crew: Crew) -> list[Child]:
     return [child for child in crew.running if child.spec["role"] == "worker"]
 
 
-def _worker(arena: Arena, crew: Crew, commits: Commits) -> float:
+def _worker(arena: Arena, crew: Crew) -> float:
     victim = arena.random.choice(_workers(crew))
     dead = crew.job.state().members[victim.name].incarnation
-    return _killed(crew, victim, commits, lambda commit: commit.authors.get(victim.name) != dead)
+    return _killed(crew, victim, lambda commit: commit.authors.get(victim.name) != dead)
 
 
-def _holder(arena: Arena, crew: Crew, commits: Commits) -> float:
+def _holder(arena: Arena, crew: Crew) -> float:
     shard = arena.random.randrange(crew.job.layout.shards)
     mark, term = crew.job.access.reader.holders()[shard].rpartition(":")[0], crew.job.access.reader.terms()[shard]
     victim = next(child for child in crew.running if child.mark == mark)
-    return _killed(crew, victim, commits, lambda commit: commit.terms[shard] != term)
+    return _killed(crew, victim, lambda commit: commit.terms[shard] != term)
 
 
-def _killed(crew: Crew, victim: Child, commits: Commits, without: Callable[[Commit], bool]) -> float:
+def _killed(crew: Crew, victim: Child, without: Callable[[Commit], bool]) -> float:
     """Kill a child; return the seconds to the first commit `without` it. If not reported, it is replaced after that."""
-    began = time.monotonic()
+    after, began = crew.job.state().last_entry, time.monotonic()
     assert crew.kill(victim)
     if crew.at_once:
-        crew.until(lambda: commits.first(began, without) is not None)
-    return commits.wait_for(began, without).at - began
+        crew.until(lambda: _committed(crew.job, after, without))
+    elif not eventually(lambda: _committed(crew.job, after, without)):
+        raise Stuck("no commit after a fault")
+    return time.monotonic() - began
 
 
 def _servers(arena: Arena, result: Result, kills: int, timeouts: dict[str, int], slack_s: float) -> None:
@@ -130,97 +131,41 @@ def _servers(arena: Arena, result: Result, kills: int, timeouts: dict[str, int],
         server = stack.enter_context(MortalServer(stack.enter_context(private_directory())))
         store = stack.enter_context(Store(Client(server.url)))
         job = arena.job(store, **timeouts)
-        with arena.crew(job) as crew, Commits(job) as commits:
+        with arena.crew(job, result) as crew:
             crew.start_all(3, 2, computes_s=COMPUTES_S)
             for _ in range(kills):
-                crew.until(lambda: _all_are_there(crew, commits))
+                crew.until(lambda: _all_are_there(crew))
                 crew.wait(arena.random.uniform(0.05, 0.25))
-                history, began = job.state().history, time.monotonic()
+                state, began = job.state(), time.monotonic()
                 server.kill()
                 time.sleep(arena.random.uniform(0, 1))
                 server.start()
                 up = time.monotonic()
-                at = commits.wait_for(began, lambda commit, h=history: commit.history != h).at
+                crew.until(lambda s=state: _committed(job, s.last_entry, lambda commit: commit.history != s.history))
+                at = time.monotonic()
                 down.append(up - began)
                 most_s = timeouts["lease_ms"] / 1000 + slack_s
                 _note(result, "Redis, from when it answers again", max(0.0, at - up), most_s)
                 result.times.setdefault("Redis, from its SIGKILL", []).append(round(at - began, 4))
                 crew.until(lambda: not rewriting(store))
-            crew.finish()
-            result.verdict.add(arena.judge(store, crew))
     result.figures["Redis was down for, s"] = f"{min(down):.2f} to {max(down):.2f}"
     arena.say(f"Redis: {kills} kills, down for {result.figures['Redis was down for, s']} s")
 
 
 class Commit(NamedTuple):
-    """A commit as seen: when, in which history, worker -> incarnation of its contributions, the term of each shard."""
+    """A commit of the log: in which history, worker -> incarnation of its contributions, the term of each shard."""
 
-    at: float
     history: str
     authors: dict[str, str]
     terms: list[str]
 
 
-class Commits:
-    """A reader of a job's commit log while it grows, on its own thread and connection."""
-
-    def __init__(self, job: Job) -> None:
-        self._client, self._key, self._after = (
-            Client(job.access.client.url),
-            job.access.keys.commits,
-            job.state().last_entry,
-        )
-        self._seen: list[Commit] = []
-        self._news = threading.Condition()  # re-entrant: `wait_for` calls `first`
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="chaos-commits", daemon=True)
-
-    def newest(self) -> Commit:
-        """Return the last commit seen."""
-        with self._news:
-            return self._seen[-1] if self._seen else Commit(0.0, "", {}, [])
-
-    def first(self, since: float, holds: Callable[[Commit], bool]) -> Commit | None:
-        """Return the first commit seen after `since` for which `holds` is true."""
-        with self._news:
-            return next((commit for commit in self._seen if commit.at > since and holds(commit)), None)
-
-    def wait_for(self, since: float, holds: Callable[[Commit], bool]) -> Commit:
-        """Wait for that first commit. Raises Stuck after `_LIMIT_S` without it."""
-        deadline = time.monotonic() + _LIMIT_S
-        with self._news:
-            while not (found := self.first(since, holds)):
-                if not self._news.wait(deadline - time.monotonic()):
-                    raise Stuck(f"no commit {_LIMIT_S:g} s after a fault")
-            del self._seen[:-1]
-            return found
-
-    def _read(self) -> None:
-        while not self._over.is_set():
-            reply = self._client.call("XREAD", "BLOCK", 200, "STREAMS", self._key, self._after)
-            at = time.monotonic()
-            pairs = reply.items() if isinstance(reply, dict) else reply or []
-            entries = [entry for _, found in pairs for entry in found]
-            if not entries:
-                continue
-            self._after = entries[-1][0]
-            with self._news:
-                self._seen += [_commit(at, fields) for _, fields in entries if fields["kind"] == "commit"]
-                self._news.notify_all()
-
-    def __enter__(self) -> Commits:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-        self._client.close()
-
-
-def _commit(at: float, fields: dict[str, str]) -> Commit:
+def _commit(fields: dict[str, str]) -> Commit:
     plan = Plan.from_json(fields["plan"])
     authors = {c.worker: c.incarnation for c in plan.contributions}
-    return Commit(at, plan.history, authors, [said.split()[0] for said in fields["shards"].split(",")])
+    return Commit(plan.history, authors, [said.split()[0] for said in fields["shards"].split(",")])
+
+
+def _committed(job: Job, after: str, holds: Callable[[Commit], bool]) -> bool:
+    """Return whether the log has such a commit behind an entry."""
+    return any(holds(_commit(fields)) for _, fields in log_entries(job, after) if fields["kind"] == "commit")

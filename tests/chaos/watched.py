@@ -4,12 +4,13 @@ acknowledged may be lost; with memory, what the replica never got must be report
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from helpers.sentinels import Watched, watched_servers
 from helpers.servers import free_port
 
-from chaos.arena import Arena, shared_out
+from chaos.arena import Arena
 from chaos.crew import Crew
 from chaos.report import Result
 from chaos.servers import Losses, state_in
@@ -22,34 +23,35 @@ PATIENT = {"worker_timeout_ms": 60_000, "lease_ms": 1_000}
 _IN_FILES = ("--appendonly", "yes", "--appendfsync", "always", "--auto-aof-rewrite-percentage", "0")
 
 
+@contextmanager
+def _watched() -> Iterator[tuple[Watched, Store]]:
+    with watched_servers(*_IN_FILES) as watched, Store(Client(watched.url)) as store:
+        yield watched, store
+
+
 def sentinels_fail_over(arena: Arena, kills: int = 40) -> Result:
     """Kill the master, let the Sentinels promote its replica, and start it again: half of the kills with durability
     replicated, half with memory while the replica lags."""
     result = Result("sentinel", "masters that Sentinels watch killed", arena.seed, needed=kills)
-    times: dict[str, list[float]] = {"replicated": [], "memory": []}
-    rolled_back = 0
-    for number, (durability, found) in enumerate(times.items()):
-        half = kills // 2 + (kills % 2 if durability == "replicated" else 0)
-        for mode, staleness, share in shared_out(half, arena.seed + number):
-            with watched_servers(*_IN_FILES) as watched, Store(Client(watched.url)) as store:
-                job = arena.job(store, staleness=staleness, durability=durability, **PATIENT)
-                losses = Losses(job)
-                with arena.crew(job) as crew:
-                    crew.start_all(3, 2, log=True)
-                    crew.until(lambda j=job: j.state().version > 3)
-                    for _ in range(share):
-                        crew.wait(arena.random.uniform(0.2, 0.8))
-                        found.append(_fail_over(arena, watched, crew, losses, lags=durability == "memory"))
-                    crew.finish()
-                    result.problems += losses.unsaid(arena.processes.log)
-                    if durability == "replicated" and losses.lost:
-                        result.problems.append(f"{job.name}: {len(losses.lost)} contributions were not on the replica")
-                    result.verdict.add(arena.judge(store, crew, frozenset(losses.lost)))
-            rolled_back += losses.versions
-            result.faults[f"{durability}, {mode}"] = share
-            arena.say(f"{durability}, {mode}: {share} kills, {losses.versions} versions rolled back")
-    result.figures["versions that the replicas never got, all reported"] = rolled_back
-    result.times = {f"until the next commit, {name}": found for name, found in times.items() if found}
+    every: dict[str, Losses] = {}  # of each job
+    for durability, share in (("replicated", kills - kills // 2), ("memory", kills // 2)):
+
+        def fault(watched: Watched, crew: Crew, number: int, durability: str = durability) -> None:
+            losses = every.setdefault(crew.job.name, Losses(crew.job, crew.forgiven))
+            crew.wait(arena.random.uniform(0.2, 0.8))
+            took = _fail_over(arena, watched, crew, losses, lags=durability == "memory")
+            result.times.setdefault(f"until the next commit, {durability}", []).append(took)
+            result.faults[durability] = result.faults.get(durability, 0) + 1
+
+        def ended(crew: Crew, durability: str = durability) -> None:
+            losses = every[crew.job.name]
+            result.problems.extend(losses.unsaid(arena.processes.log))
+            if durability == "replicated" and losses.lost:
+                result.problems.append(f"{crew.job.name}: {len(losses.lost)} contributions were not on the replica")
+
+        arena.under_faults(result, share, _watched, fault, ended, shards=2, durability=durability, **PATIENT)
+    lost = sum(losses.versions for losses in every.values())
+    result.figures["versions that the replicas never got, all reported"] = lost
     return result.close()
 
 
@@ -66,11 +68,11 @@ def _fail_over(arena: Arena, watched: Watched, crew: Crew, losses: Losses, lags:
         after = there.job(job.name).state()
     assert replica.ask("ROLE")[0] == "slave", "the replica was promoted before its state was read"
     losses.note(crew, state_in(victim.folder, job.name), after)
-    crew.until(lambda: watched.failed_over(victim), limit_s=90)
+    crew.until(lambda: watched.failed_over(victim))
     victim.start()  # as its service manager does; with durability replicated nothing is acknowledged before
-    crew.until(lambda: _goes_on(job, after.history, after.version), limit_s=90)
+    crew.until(lambda: _goes_on(job, after.history, after.version))
     took = time.monotonic() - began
-    crew.until(watched.is_whole, limit_s=90)
+    crew.until(watched.is_whole)
     return took
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, count
 from typing import Any
 
@@ -17,6 +19,17 @@ from kvps.protocol.scripts import JobScripts
 from kvps.session.session import Session
 from kvps.transport.shared_memory import Segments
 from kvps.transport.shm import ShmTransport
+
+
+@contextmanager
+def replaced(where: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute inside the block. Raises AttributeError if it does not live there any more."""
+    before = getattr(where, name)
+    setattr(where, name, value)
+    try:
+        yield
+    finally:
+        setattr(where, name, before)
 
 
 def segments_of(job: Job) -> Segments | None:

@@ -26,7 +26,7 @@ def _fuzz(mutations: int, processes: int) -> None:
 
 
 def test_readers_refuse_what_a_hostile_writer_wrote() -> None:
-    _fuzz(40, processes=1)
+    _fuzz(20, processes=1)
 
 
 @pytest.mark.slow

@@ -16,10 +16,9 @@ from chaos.arena import Arena
 from helpers.commands import KVPS, Started, kvps_run
 from helpers.servers import running_server
 from helpers.torch_process import TorchPopen
+from helpers.waiting import awaited_job
 
 from kvps.connection.client import Client
-from kvps.errors import JobNotFound
-from kvps.job import Job
 from kvps.store import Store
 from same_bits.job import BATCH, EPOCHS, LR, MOMENTUM, Kind
 from same_bits.ways import COUNTS, Run
@@ -70,7 +69,7 @@ def up(arena: Arena, number: int = 4) -> Iterator[Run]:
 def _killed(arena: Arena, store: Store, name: str, most: int) -> Counter[str]:
     """Kill copies of the script and aggregators at random, at most so many; return how many of which were killed before
     the job was over."""
-    job, killed = _job(store, name), Counter[str]()
+    job, killed = awaited_job(store, name), Counter[str]()
     while killed.total() < most:
         time.sleep(arena.random.uniform(0.2, 0.6))
         state = job.state()
@@ -84,11 +83,3 @@ def _killed(arena: Arena, store: Store, name: str, most: int) -> Counter[str]:
                 os.kill(pid, signal.SIGKILL)
                 killed[role] += 1
     return killed
-
-
-def _job(store: Store, name: str) -> Job:
-    """Return the job, once the first copy has created it."""
-    while True:
-        with suppress(JobNotFound):
-            return store.job(name)
-        time.sleep(0.05)

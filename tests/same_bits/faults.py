@@ -10,6 +10,7 @@ from typing import Any
 
 from chaos.arena import Arena
 from helpers.digits_job import run_workers
+from helpers.internals import replaced
 from helpers.servers import running_server
 from kvps_aggregator.step import reduce
 from kvps_workers.contributions import Contributions
@@ -32,18 +33,8 @@ def _without(script: str, pattern: str) -> Iterator[None]:
     text, found = re.subn(pattern, "", _LUA.joinpath(f"{script}.lua").read_text())
     assert found == 1, f"{script}.lua must hold exactly once: {pattern}"
     changed = compose(script, text, read_sources(_LUA / "include"))
-    with _replaced(scripts, "SCRIPTS", {**scripts.SCRIPTS, script: changed}):
+    with replaced(scripts, "SCRIPTS", {**scripts.SCRIPTS, script: changed}):
         yield
-
-
-@contextmanager
-def _replaced(where: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(where, name)
-    setattr(where, name, value)
-    try:
-        yield
-    finally:
-        setattr(where, name, before)
 
 
 @contextmanager
@@ -54,7 +45,7 @@ def _another_order() -> Iterator[None]:
     def total(contributions: Any, out: Any, xp: Any) -> None:
         real(reversed([each.copy() for each in contributions]), out, xp)
 
-    with _replaced(reduce, "_total", total):
+    with replaced(reduce, "_total", total):
         yield
 
 
@@ -66,7 +57,7 @@ def _a_unit_twice() -> Iterator[None]:
     def compute(self: Contributions, params: Any, number: int) -> Any:
         return real(self, params, 20 if number == 21 else number)
 
-    with _replaced(Contributions, "compute", compute):
+    with replaced(Contributions, "compute", compute):
         yield
 
 
@@ -85,8 +76,8 @@ def _an_old_version() -> Iterator[None]:
 
     with (
         _without("push", r" or base < round - [\w.]+"),
-        _replaced(Units, "oldest_base", lambda self, unit: 0),
-        _replaced(Session, "pull", pull),
+        replaced(Units, "oldest_base", lambda self, unit: 0),
+        replaced(Session, "pull", pull),
     ):
         yield
 

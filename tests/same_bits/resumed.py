@@ -34,17 +34,8 @@ def resumed(
     for n in range(number):
         with private_directory() as home, private_directory() as here:
             keeps = ["--data-dir", str(here / "data")] if n % 2 else []
-            line = [
-                *KVPS,
-                "run",
-                "--job",
-                "r",
-                "--checkpoints",
-                str(here / "kept"),
-                "--checkpoint-every",
-                "1",
-                "--resume",
-            ]
+            line = [*KVPS, "run", "--job", "r", "--resume"]
+            line += ["--checkpoints", str(here / "kept"), "--checkpoint-every", "1"]
             script = [sys.executable, str(_SCRIPT), kind.name, str(_UNIT_S), str(arena.seed + n)]
             environment = os.environ | {"KVPS_RUNTIME_DIR": str(home), "KVPS_SERVER_STAYS": "0", "KVPS_PATIENCE": "5"}
             ended, workers, output = Counter[str](), list[int](), ""

@@ -149,7 +149,8 @@ def train_processes(
     job = DIGITS.create(store, name, workers=1, shards=shards, worker_timeout_ms=5000 if at_once else 1000, **settings)
     with arena.crew(job, at_once=at_once, url=store.url) as crew:
         _start(crew, count, shards, arena.random, joins_s=1.0 if every_s else 0.0)
-        kills = _run(crew, arena.random, every_s)
+        crew.run(arena.random if every_s else None, every_s)
+        kills = Counter(worker=crew.kills["trainer"], aggregator=crew.kills["aggregator"])
     did = f"processes: {_of(count, shards, place)}, {_backups(job)}"
     if every_s:
         found = "" if at_once else ", found by timeouts"
@@ -164,21 +165,6 @@ def _start(crew: Crew, count: int, shards: int, rng: random.Random, joins_s: flo
         crew.start(f"a{shard}", "aggregator", shards=[shard])
     for number in range(count):
         crew.start(f"w{number}", "trainer", slow=_SLOW, waits_s=rng.uniform(0, joins_s) if number else 0.0)
-
-
-def _run(crew: Crew, rng: random.Random, every_s: float) -> Counter[str]:
-    """Run to the end; return how many of which role were killed."""
-    kills: Counter[str] = Counter()
-    real = crew.kill
-
-    def kill(child: Any, *signal: int) -> bool:
-        sent = real(child, *signal)
-        kills["aggregator" if child.spec["role"] == "aggregator" else "worker"] += sent
-        return sent
-
-    crew.kill = kill  # type: ignore[method-assign]
-    crew.run(rng if every_s else None, every_s)
-    return kills
 
 
 def redis_is_killed(arena: Arena, number: int = 8, kills: int = 2) -> Iterator[Run]:
