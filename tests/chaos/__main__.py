@@ -84,7 +84,7 @@ SHORT: dict[str, Scenario] = {
     "shm-redis": partial(memory.shared, servers.redis_is_killed, kills=2, pause_s=0.2),
     "shm-hosts": partial(memory.shared, memory.hosts_are_lost, mirror_s=0.05, losses=3, pause_s=0.2, each=1, units=150),
     "times": partial(times.faults_are_timed, known=2, unknown=1, lease_ms=300, worker_timeout_ms=600, slack_s=60),
-    "controls": partial(controls.mutants_are_caught, names=("digest",)),
+    "controls": partial(controls.mutants_are_caught, names=("digest", "split")),
 }
 
 

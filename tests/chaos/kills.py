@@ -49,7 +49,7 @@ def named_points(
                 job = arena.job(store, staleness=staleness, units=units * (1 - number % 2), **settings)
                 with arena.crew(job, result, arms=arms, at_once=number % 4 < 2, mutants=mutants) as crew:
                     crew.start_all(3, job.layout.shards, rounds=units // 3)
-                    crew.run()
+                    crew.run(limit_s=60 if mutants else 120)
                     fired += crew.fired
                 if mutants and result.verdict.problems:
                     return result.close()

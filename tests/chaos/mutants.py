@@ -79,6 +79,7 @@ def _split_commit() -> None:
     _write(
         "second",
         f"{reads}local plan, lowest, given_back, furthest_now = cjson.decode(text), '', {{}}, tonumber(up_to)\n"
+        "local counted = whole(contributions or '0')\n"
         "local closes, bound, rounds, max_pending = read_rule('max_pending')\n"
         "local numbers, fields, staged = {}, {}, {}\n"
         "for part in parts:gmatch('[^,]+') do\n"
