@@ -8,6 +8,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
+PACKAGES = (
+    "kvps",
+    "aggregator/kvps_aggregator",
+    "workers/kvps_workers",
+    "cli/kvps_cli",
+    "monitor/kvps_monitor",
+    "lab/kvps_bench",
+    "lab/kvps_simulate",
+)
 
 
 def program_on_path(*names: str) -> str:

@@ -13,17 +13,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
-from helpers.paths import ROOT
+from helpers.paths import PACKAGES, ROOT
 
-ROOMS = (
-    "kvps",
-    "aggregator/kvps_aggregator",
-    "workers/kvps_workers",
-    "cli/kvps_cli",
-    "monitor/kvps_monitor",
-    "lab/kvps_bench",
-    "lab/kvps_simulate",
-)
 NEVER = {  # modules and functions that no source names: why
     "it runs what it reads": "pickle _pickle dill cloudpickle joblib marshal shelve dbm yaml",
     "it unpickles, if it is told to": "numpy.load numpy.lib.format torch.load",
@@ -150,7 +141,7 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 @cache
 def modules() -> list[Module]:
-    return [Module(p.relative_to(ROOT).as_posix(), p.read_text()) for r in ROOMS for p in (ROOT / r).rglob("*.py")]
+    return [Module(p.relative_to(ROOT).as_posix(), p.read_text()) for r in PACKAGES for p in (ROOT / r).rglob("*.py")]
 
 
 # -- rules: each yields the places that break it ----------------------------------------------------------------------
@@ -236,7 +227,7 @@ def _is_number(node: ast.AST) -> bool:
 
 # -- the search -------------------------------------------------------------------------------------------------------
 
-SHIPPED = tuple(f"{room}/" for room in ROOMS if not room.startswith("lab/"))
+SHIPPED = tuple(f"{room}/" for room in PACKAGES if not room.startswith("lab/"))
 RULES: dict[Callable[[Module], Iterator[str]], dict[str, str]] = {  # rule: its exceptions
     code_from_data: {},
     imports_by_name: IMPORTS,

@@ -10,17 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from helpers.paths import ROOT, TESTS
+from helpers.paths import PACKAGES, ROOT, TESTS
 
-SOURCES = (
-    "kvps",
-    "aggregator/kvps_aggregator",
-    "workers/kvps_workers",
-    "monitor/kvps_monitor",
-    "cli/kvps_cli",
-    "lab/kvps_bench",
-    "lab/kvps_simulate",
-)
 LINES = 350
 pytestmark = pytest.mark.slow  # it parses all of the source
 LONG = {  # file: why it is longer
@@ -77,7 +68,7 @@ WALL_CLOCK = {  # who reads this machine's date and time: why, as clocks of host
 @cache
 def modules() -> dict[str, ast.Module]:
     """Return the tree of each source file."""
-    files = (path for room in SOURCES for path in (ROOT / room).rglob("*.py"))
+    files = (path for room in PACKAGES for path in (ROOT / room).rglob("*.py"))
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in files}
 
 
@@ -154,15 +145,8 @@ def test_clocks_of_hosts_are_never_compared() -> None:
 
 def test_tests_stand_where_the_code_does_and_import_no_test() -> None:
     rooms = {re.sub(r"^\w+/kvps_", "", str(Path(name).parent)) for name in modules()}
-    rooms = {room.removeprefix("kvps/") for room in rooms} | {
-        "kvps",
-        "lab",
-        "chaos",
-        "helpers",
-        "hostile",
-        "project",
-        "same_bits",
-    }
+    rooms = {room.removeprefix("kvps/") for room in rooms}
+    rooms |= {"kvps", "lab", "chaos", "helpers", "hostile", "project", "same_bits"}
     for path in TESTS.rglob("*.py"):
         room = str(path.relative_to(TESTS).parent)
         assert room in rooms | {"."}, f"{path}: no room of the code has this name"
