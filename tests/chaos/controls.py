@@ -23,7 +23,7 @@ FAMILIES: dict[str, Callable[..., Result]] = {
     ),
 }
 
-_DOES_NOT_FIT = "(Attribute|Name|Type)Error|must hold exactly once|nonexistent global variable"
+_DOES_NOT_FIT = "(Attribute|Import|Name|Type)Error|must hold exactly once|nonexistent global variable"
 
 
 def mutants_are_caught(arena: Arena, names: tuple[str, ...] = ()) -> Result:
