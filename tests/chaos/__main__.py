@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -35,57 +36,59 @@ from chaos.report import Result
 
 Scenario = Callable[[Arena], Result]
 
-FULL: dict[str, Scenario] = {
-    "points": kills.named_points,
-    "random": kills.at_random,
-    "quorum": kills.with_quorums,
-    "sleepers": sleepers.holders_sleep,
-    "impostors": sleepers.workers_sleep,
-    "redis": servers.redis_is_killed,
-    "cuts": servers.file_is_cut,
-    "failover": clusters.masters_fail_over,
-    "failover-memory": partial(clusters.masters_fail_over, kills=42, durability="memory"),
-    "slots": clusters.slots_move,
-    "sentinel": watched.sentinels_fail_over,
-    "replicas": replicas.sentinels_and_two_replicas,
-    "replicas-cluster": replicas.a_cluster_with_two_replicas,
-    "replies": replies.replies_are_lost,
-    "flush": replies.scripts_are_flushed,
-    "full": full.memory_is_filled,
-    "shm-points": partial(memory.shared, kills.named_points, each=20, **points.SHARED),
-    "shm-random": partial(memory.shared, kills.at_random, kills=300),
-    "shm-sleepers": partial(memory.shared, sleepers.holders_sleep, sleeps=30, duels=6, at=memory.NAPS),
-    "shm-readers": partial(memory.shared, memory.readers_are_slow, mirror_s=1.0, note=memory.READ),
-    "shm-redis": partial(memory.shared, servers.redis_is_killed, kills=30, pause_s=0.3),
-    "shm-hosts": partial(memory.shared, memory.hosts_are_lost, mirror_s=0.05, note=memory.LOST),
-    "times": times.faults_are_timed,
-    "controls": controls.mutants_are_caught,
+SCENARIOS: dict[str, tuple[Callable[..., Result], dict[str, Any], dict[str, Any]]] = {
+    "points": (kills.named_points, {}, {"each": 1, "most": 8, "units": 90}),
+    "random": (kills.at_random, {}, {"kills": 9, "every_s": 0.1, "units": 60}),
+    "quorum": (kills.with_quorums, {}, {"kills": 8, "every_s": 0.1, "units": 60}),
+    "sleepers": (sleepers.holders_sleep, {}, {"sleeps": 12, "duels": 3}),
+    "impostors": (sleepers.workers_sleep, {}, {"sleeps": 6}),
+    "redis": (servers.redis_is_killed, {}, {"kills": 4, "pause_s": 0.2}),
+    "cuts": (servers.file_is_cut, {}, {"cuts": 30}),
+    "failover": (clusters.masters_fail_over, {}, {"kills": 3}),
+    "failover-memory": (partial(clusters.masters_fail_over, durability="memory"), {"kills": 42}, {"kills": 2}),
+    "slots": (clusters.slots_move, {}, {"moves": 2}),
+    "sentinel": (watched.sentinels_fail_over, {}, {"kills": 2}),
+    "replicas": (replicas.sentinels_and_two_replicas, {}, {"failovers": 2}),
+    "replicas-cluster": (replicas.a_cluster_with_two_replicas, {}, {"failovers": 2}),
+    "replies": (replies.replies_are_lost, {}, {"faults": 8, "units": 45}),
+    "flush": (replies.scripts_are_flushed, {}, {"seconds": 1.0}),
+    "full": (full.memory_is_filled, {}, {"fills": 2, "hold_s": 0.5, "modes": ("BSP", "ASP")}),
+    "shm-points": (
+        partial(memory.shared, kills.named_points),
+        {"each": 20, **points.SHARED},
+        {"each": 1, "most": 8, "units": 90, **points.SHARED_ALONE},
+    ),
+    "shm-random": (partial(memory.shared, kills.at_random), {"kills": 300}, {"kills": 9, "every_s": 0.1, "units": 60}),
+    "shm-sleepers": (
+        partial(memory.shared, sleepers.holders_sleep, at=memory.NAPS),
+        {"sleeps": 30, "duels": 6},
+        {"sleeps": 5, "duels": 0},
+    ),
+    "shm-readers": (
+        partial(memory.shared, memory.readers_are_slow, mirror_s=1.0, note=memory.READ),
+        {},
+        {"reads": 6, "units": 50},
+    ),
+    "shm-redis": (
+        partial(memory.shared, servers.redis_is_killed),
+        {"kills": 30, "pause_s": 0.3},
+        {"kills": 2, "pause_s": 0.2},
+    ),
+    "shm-hosts": (
+        partial(memory.shared, memory.hosts_are_lost, mirror_s=0.05, note=memory.LOST),
+        {},
+        {"losses": 3, "pause_s": 0.2, "each": 1, "units": 150},
+    ),
+    "times": (
+        times.faults_are_timed,
+        {},
+        {"known": 2, "unknown": 1, "lease_ms": 300, "worker_timeout_ms": 600, "slack_s": 60},
+    ),
+    "controls": (controls.mutants_are_caught, {}, {"names": ("digest", "split")}),
 }
-SHORT: dict[str, Scenario] = {
-    "points": partial(kills.named_points, each=1, most=8, units=90),
-    "random": partial(kills.at_random, kills=9, every_s=0.1, units=60),
-    "quorum": partial(kills.with_quorums, kills=8, every_s=0.1, units=60),
-    "sleepers": partial(sleepers.holders_sleep, sleeps=12, duels=3),
-    "impostors": partial(sleepers.workers_sleep, sleeps=6),
-    "redis": partial(servers.redis_is_killed, kills=4, pause_s=0.2),
-    "cuts": partial(servers.file_is_cut, cuts=30),
-    "failover": partial(clusters.masters_fail_over, kills=3),
-    "failover-memory": partial(clusters.masters_fail_over, kills=2, durability="memory"),
-    "slots": partial(clusters.slots_move, moves=2),
-    "sentinel": partial(watched.sentinels_fail_over, kills=2),
-    "replicas": partial(replicas.sentinels_and_two_replicas, failovers=2),
-    "replicas-cluster": partial(replicas.a_cluster_with_two_replicas, failovers=2),
-    "replies": partial(replies.replies_are_lost, faults=8, units=45),
-    "flush": partial(replies.scripts_are_flushed, seconds=1.0),
-    "full": partial(full.memory_is_filled, fills=2, hold_s=0.5, modes=("BSP", "ASP")),
-    "shm-points": partial(memory.shared, kills.named_points, each=1, most=8, units=90, **points.SHARED_ALONE),
-    "shm-sleepers": partial(memory.shared, sleepers.holders_sleep, sleeps=5, duels=0, at=memory.NAPS),
-    "shm-readers": partial(memory.shared, memory.readers_are_slow, mirror_s=1.0, reads=6, units=50),
-    "shm-redis": partial(memory.shared, servers.redis_is_killed, kills=2, pause_s=0.2),
-    "shm-hosts": partial(memory.shared, memory.hosts_are_lost, mirror_s=0.05, losses=3, pause_s=0.2, each=1, units=150),
-    "times": partial(times.faults_are_timed, known=2, unknown=1, lease_ms=300, worker_timeout_ms=600, slack_s=60),
-    "controls": partial(controls.mutants_are_caught, names=("digest", "split")),
-}
+"""The scenario of each name, and what it is given in its whole form and in the short one."""
+FULL: dict[str, Scenario] = {name: partial(run, **whole) for name, (run, whole, _) in SCENARIOS.items()}
+SHORT: dict[str, Scenario] = {name: partial(run, **short) for name, (run, _, short) in SCENARIOS.items()}
 
 
 def run(name: str, scenario: Scenario, seed: int, loud: bool = True) -> Result:

@@ -135,16 +135,11 @@ def behind(
     replica.signal(signal.SIGSTOP)
     try:
         master.ask("CLIENT", "KILL", "TYPE", "REPLICA")  # what is on its way would be read after SIGCONT
-        crew.until(lambda: not others or _has_a_replica(master))
+        crew.until(lambda: not others or bool(master.replicas_in_step()))
         crew.wait(arena.random.uniform(0.1, 0.6))
         yield
     finally:
         replica.signal(signal.SIGCONT)
-
-
-def _has_a_replica(master: ServerProcess) -> bool:
-    info = master.ask("INFO", "replication")
-    return any(isinstance(value, dict) and value.get("state") == "online" for value in info.values())
 
 
 def version_of(job: Job) -> int:

@@ -87,7 +87,7 @@ class Crew:
         spec |= {"over": str(self._over), "rounds": _ENDLESS}
         spec |= {"chunk_items": layout.CHUNK_ITEMS, "mirror_s": mirror.EVERY_S} | more
         child = self.children[label] = Child(label, spec)
-        self._fork(child)
+        self.fork(child)
         return child
 
     def start_all(self, workers: int, shards: int, rounds: int = _ENDLESS, per_shard: int = 1, **more: Any) -> None:
@@ -105,7 +105,8 @@ class Crew:
         self.run()
         self._over.unlink()
 
-    def _fork(self, child: Child) -> None:
+    def fork(self, child: Child) -> None:
+        """Start a child, for the first time or again."""
         queue, child.armed = self.arms.get(child.spec["role"]), None
         spec = child.spec | {"seed": child.spec.get("seed", 0) + 97 * child.lives}
         if queue and "arm" not in spec:
@@ -135,10 +136,6 @@ class Crew:
                     child.ended = not death.signal
         return self.running
 
-    def start_again(self, child: Child) -> None:
-        """Start a child that `kill_all` killed."""
-        self._fork(child)
-
     def step(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` for a death; start killed children again. Raises RuntimeError if a child failed."""
         deaths = {death.pid: death for death in self.processes.deaths(timeout_s)}
@@ -161,7 +158,7 @@ class Crew:
         if killed and self.at_once:
             release_dead(self.job, {child.mark for child in killed})
         for child in killed:
-            self._fork(child)
+            self.fork(child)
 
     def wait(self, seconds: float) -> None:
         """Let the children work for `seconds`."""

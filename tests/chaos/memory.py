@@ -112,17 +112,17 @@ def _lose(arena: Arena, crew: Crew, losses: Losses) -> bool:
     before = job.state()
     if not dead or before.finished(job.config):
         for child in dead:
-            crew.start_again(child)
+            crew.fork(child)
         return False
     kept = Kept.of(job, before)
     rolls_back = kept.version < before.version or bool(job.access.reader.inbox())
     assert segments_of(job)
     shutil.rmtree(segments_of(job).folder)
     for child in (child for child in dead if child.spec["role"] == "aggregator"):
-        crew.start_again(child)
+        crew.fork(child)
     crew.until(lambda: segments_of(job).here and (job.state().history != before.history) == rolls_back)
     for child in (child for child in dead if child.spec["role"] == "worker"):
-        crew.start_again(child)
+        crew.fork(child)
     crew.until(lambda: job.state().version > kept.version or not crew.running)
     losses.fell(crew, kept, before.version, rolls_back)
     # Another aggregator may continue the job before this one has warned of the loss: the next loss might kill it first.

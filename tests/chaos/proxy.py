@@ -11,6 +11,7 @@ import asyncio
 import random
 import socket
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 from chaos import points
@@ -84,55 +85,50 @@ class Proxy:
         return self._random.randrange(size)
 
 
+@dataclass
 class _Link:
     """One connection through the proxy. Where it matters, a client sends one request at a time."""
 
-    def __init__(
-        self,
-        proxy: Proxy,
-        from_client: asyncio.StreamReader,
-        to_client: asyncio.StreamWriter,
-        from_server: asyncio.StreamReader,
-        to_server: asyncio.StreamWriter,
-    ) -> None:
-        self._proxy = proxy
-        self._from_client, self._to_client = from_client, to_client
-        self._from_server, self._to_server = from_server, to_server
-        self._fault = ""
-        self._sent = 0
+    proxy: Proxy
+    from_client: asyncio.StreamReader
+    to_client: asyncio.StreamWriter
+    from_server: asyncio.StreamReader
+    to_server: asyncio.StreamWriter
+    fault: str = ""
+    sent: int = 0
 
     async def requests(self) -> None:
         """Forward from the client to the server, until one of them ends or a fault ends the connection."""
-        while data := await self._from_client.read(1 << 18):
-            self._fault = self._proxy.fault(data)
-            self._sent += len(data)
-            if self._fault == "request swallowed" or 0 < self._proxy.limit < self._sent:
+        while data := await self.from_client.read(1 << 18):
+            self.fault = self.proxy.fault(data)
+            self.sent += len(data)
+            if self.fault == "request swallowed" or 0 < self.proxy.limit < self.sent:
                 continue
-            if self._fault == "reset before forwarding":
+            if self.fault == "reset before forwarding":
                 self._reset()
                 return
-            self._to_server.write(data)
-            await self._to_server.drain()
+            self.to_server.write(data)
+            await self.to_server.drain()
 
     async def replies(self) -> None:
         """Forward from the server to the client."""
-        while data := await self._from_server.read(1 << 18):
-            fault, self._fault = self._fault, ""
+        while data := await self.from_server.read(1 << 18):
+            fault, self.fault = self.fault, ""
             if fault == "reset after forwarding":
                 self._reset()
                 return
             if fault == "reply swallowed":
                 continue
-            await asyncio.sleep(self._proxy.delay(fault))
+            await asyncio.sleep(self.proxy.delay(fault))
             if fault == "cut in the reply":
-                self._to_client.write(data[: self._proxy.cut(len(data))])
-                await self._to_client.drain()
-                self._to_client.close()
+                self.to_client.write(data[: self.proxy.cut(len(data))])
+                await self.to_client.drain()
+                self.to_client.close()
                 return
-            self._to_client.write(data)
-            await self._to_client.drain()
+            self.to_client.write(data)
+            await self.to_client.drain()
 
     def _reset(self) -> None:
-        sock = self._to_client.get_extra_info("socket")
+        sock = self.to_client.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self._to_client.transport.abort()
+        self.to_client.transport.abort()

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from helpers.paths import ROOT
+
 from chaos.verdict import Verdict
 
-ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "docs" / "reliability.json"
 PAGE = ROOT / "docs" / "reliability.md"
 

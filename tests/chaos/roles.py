@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from helpers.harness import gradient, model
+from helpers.internals import replaced
 from kvps_aggregator import Aggregator
 from kvps_aggregator.shard import lifecycle, mirror, storage_redis
 from kvps_aggregator.verify.replay import Encode
@@ -113,25 +115,19 @@ def _work(job: Job, session: Session, spec: dict[str, Any]) -> None:
         points.note(spec["acks"], f"{session.worker} {session.incarnation} {session.sequence}\n".encode())
 
 
-class _damaging:  # noqa: N801
+@contextmanager
+def _damaging(job: Job, session: Session) -> Iterator[None]:
     """A block in which stored bytes do not match their digest, as if memory or a cable had changed them."""
+    scripts, sequence = session._access.scripts, session.sequence + 1
+    key = job.access.keys.gradient(job.layout.shards - 1, session.worker, session.incarnation, sequence, 0)
+    real = scripts.push
 
-    def __init__(self, job: Job, session: Session) -> None:
-        self._client, self._scripts = job.access.client, session._access.scripts
-        sequence = session.sequence + 1
-        self._key = job.access.keys.gradient(job.layout.shards - 1, session.worker, session.incarnation, sequence, 0)
+    def push(*arguments: Any, **named: Any) -> Any:
+        job.access.client.call("SETRANGE", key, 2, "\x3d")
+        return real(*arguments, **named)
 
-    def __enter__(self) -> None:
-        real = self._scripts.push
-
-        def push(*arguments: Any, **named: Any) -> Any:
-            self._client.call("SETRANGE", self._key, 2, "\x3d")
-            return real(*arguments, **named)
-
-        self._scripts.push = push  # type: ignore[method-assign]
-
-    def __exit__(self, *_: object) -> None:
-        del self._scripts.push  # type: ignore[method-assign]
+    with replaced(scripts, "push", push):
+        yield
 
 
 def computed(params: dict[str, Array], rank: int, rounds_done: int, unit: int | None) -> dict[str, Array]:

@@ -33,12 +33,7 @@ class ClusterNode(ServerProcess):
 
     @property
     def is_master(self) -> bool:
-        return "role:master" in self.info("replication")
-
-    def info(self, section: str) -> str:
-        """Return a section of INFO, in lines of name:value."""
-        found = self.ask("INFO", section)
-        return "\n".join(f"{name}:{value}" for name, value in found.items()) if isinstance(found, dict) else str(found)
+        return bool(self.ask("INFO", "replication")["role"] == "master")
 
 
 def cluster_node(parent: Path, port: int, *arguments: str) -> ClusterNode:
@@ -71,9 +66,7 @@ class Cluster:
 
     def slots(self, node: ClusterNode | None = None) -> list[Any]:
         """Return the reply to CLUSTER SLOTS of a node, or of any that lives."""
-        with redis.Redis(port=(node or self.living[0]).port, protocol=2, retry=None, socket_timeout=20) as client:
-            client.response_callbacks.pop("CLUSTER SLOTS", None)
-            return list(client.execute_command("CLUSTER SLOTS"))
+        return list((node or self.living[0]).ask("CLUSTER", "SLOTS"))
 
     def master_of(self, key: str) -> ClusterNode:
         """Return the master that serves a key."""
@@ -90,32 +83,25 @@ class Cluster:
 
     def replicas_of(self, master: ClusterNode) -> list[ClusterNode]:
         """Return all living replicas of a master."""
-        lines = [(node, line.split()) for node in self.living for line in self._nodes(node).splitlines()]
+        lines = [(node, line.split()) for node in self.living for line in node.ask("CLUSTER", "NODES").splitlines()]
         return [node for node, words in lines if "myself" in words[2] and words[3] == master.id]
-
-    def _nodes(self, node: ClusterNode) -> str:
-        with redis.Redis(port=node.port, protocol=2, retry=None, decode_responses=True) as client:
-            client.response_callbacks.pop("CLUSTER NODES", None)
-            return str(client.execute_command("CLUSTER NODES"))
 
     def is_whole(self, replicas: bool = True) -> bool:
         """Return whether all living nodes agree that every slot is served, and that every master has its replicas,
         which are in step."""
         with suppress(redis.RedisError, IndexError, KeyError):
             for node in self.living:
-                info = node.ask("CLUSTER", "INFO")
-                if isinstance(info, str):
-                    info = dict(line.split(":", 1) for line in info.split("\r\n") if ":" in line)
+                info = node.ask("CLUSTER INFO")
                 if info["cluster_state"] != "ok" or int(info["cluster_known_nodes"]) != len(self.nodes):
                     return False
                 if replicas and not all(len(found) >= 3 + self._replicas for found in self.slots(node)):
                     return False
             masters = self.masters
-            others = [node.info("replication") for node in self.living if node not in masters]
-            return not replicas or (
-                all(node.info("replication").count("online") >= self._replicas for node in masters)
-                and all("master_link_status:up" in info for info in others)  # "online" may not have loaded its copy yet
-            )
+            others = [node.ask("INFO", "replication") for node in self.living if node not in masters]
+            if not replicas:
+                return True
+            loaded = all(info["master_link_status"] == "up" for info in others)  # one in step may not have its copy yet
+            return loaded and all(node.replicas_in_step() >= self._replicas for node in masters)
         return False
 
     def migrate(self, slot: int, target: ClusterNode) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from helpers.internals import replaced
 from helpers.servers import ServerProcess
 
 from kvps.connection.client import Client
@@ -18,13 +19,12 @@ from kvps.store import Store
 @contextmanager
 def full_server(store: Store) -> Iterator[None]:
     """The server has no room inside the block, and the store's calls give up early."""
-    patience, store.client._patience_s = store.client._patience_s, 0.3
     store.client.call("CONFIG", "SET", "maxmemory", 1)
     try:
-        yield
+        with replaced(store.client, "_patience_s", 0.3):
+            yield
     finally:
         store.client.call("CONFIG", "SET", "maxmemory", 0)
-        store.client._patience_s = patience
 
 
 @contextmanager

@@ -101,6 +101,11 @@ class ServerProcess:
         with redis.Redis(protocol=2, retry=None, socket_timeout=20, decode_responses=True, **self._reached) as client:
             return client.execute_command(*command)
 
+    def replicas_in_step(self) -> int:
+        """Return how many replicas the server sends its writes to."""
+        told = self.ask("INFO", "replication").values()
+        return sum(isinstance(each, dict) and each.get("state") == "online" for each in told)
+
     def signal(self, number: int) -> None:
         """Send the process a signal."""
         self.process.send_signal(number)
@@ -154,8 +159,7 @@ class Replicated:
 
     def in_step(self) -> bool:
         """Return whether the master sends its writes to all replicas."""
-        info = self.master.ask("INFO", "replication")
-        return all(info.get(f"slave{i}", {}).get("state") == "online" for i in range(len(self.replicas)))
+        return self.master.replicas_in_step() == len(self.replicas)
 
 
 @contextmanager

@@ -109,18 +109,18 @@ def _hung(signal: int, frame: FrameType | None) -> None:
     raise Hung
 
 
+@dataclass
 class _Trial:
     """One mutation of a scene, and the readers that are run on it."""
 
-    def __init__(self, scene: Scene, name: str, number: int, random: Random, tally: Tally) -> None:
-        self._scene = scene
-        self._name = name
-        self._number = number
-        self._tally = tally
-        self._random = random
+    scene: Scene
+    name: str
+    number: int
+    random: Random
+    tally: Tally
 
     def run(self) -> None:
-        scene, random, tally = self._scene, self._random, self._tally
+        scene, random, tally = self.scene, self.random, self.tally
         of_files = random.random() < 0.1
         mutations = [self._draw(of_files) for _ in range(random.choice((1, 1, 1, 1, 2, 3)))]
         shown = "; ".join(map(str, mutations))
@@ -130,7 +130,7 @@ class _Trial:
         chosen = [
             (name, reader)
             for name, reader in READERS.items()
-            if (reader.of == "files" if of_files else reader.of in ("keys", self._name))
+            if (reader.of == "files" if of_files else reader.of in ("keys", self.name))
             and random.random() < 1 / reader.every
         ]
         looks = [(name, reader) for name, reader in chosen if not reader.writes]
@@ -155,24 +155,24 @@ class _Trial:
 
     def _draw(self, of_files: bool) -> Mutation:
         if of_files:
-            return file_mutation_of(self._random, self._scene.files)
-        return mutation_of(self._random, self._scene.content, self._scene.absent)
+            return file_mutation_of(self.random, self.scene.files)
+        return mutation_of(self.random, self.scene.content, self.scene.absent)
 
     def _apply(self, mutations: list[Mutation]) -> None:
-        pipe = self._scene.raw.pipeline(transaction=False)
+        pipe = self.scene.raw.pipeline(transaction=False)
         for mutation in mutations:
             if mutation.commands:
                 for command in mutation.commands:
                     pipe.execute_command(*command)
             else:
-                (self._scene.folder / mutation.key.decode()).write_bytes(mutation.data)
+                (self.scene.folder / mutation.key.decode()).write_bytes(mutation.data)
         pipe.sadd(JOBS, NEIGHBOUR)  # a hidden job is nothing to wonder at
         pipe.execute(raise_on_error=False)  # the first of two mutations may have made the second impossible
 
     def _read(self, name: str, reader: Reader, shown: str, opened: Job | None) -> None:
-        tally = self._tally
+        tally = self.tally
         tally.readers[name] += 1
-        client = self._scene.store.client
+        client = self.scene.store.client
         assert isinstance(client, HurriedClient)
         client.begin()
         peak = _peak()
@@ -180,7 +180,7 @@ class _Trial:
         threading.excepthook = threads.append
         _limit(reader.seconds)
         try:
-            reader.run(self._scene, (lambda: opened) if opened else self._scene.opened)
+            reader.run(self.scene, (lambda: opened) if opened else self.scene.opened)
         except KvpsError as error:
             tally.refused[name] += 1
             odd = [c for c in str(error) if not c.isprintable() and c != "\n"]
@@ -203,12 +203,12 @@ class _Trial:
                 self._fail(name, shown, f"{thread.exc_value!r} on thread {thread.thread}", at, thread.exc_value)
         growth = _peak() - peak
         tally.growth = max(tally.growth, growth)
-        if growth > _GROWTH + 2 * self._scene.size:
+        if growth > _GROWTH + 2 * self.scene.size:
             self._fail(name, shown, f"its peak memory grew by {growth >> 20} MiB", f"memory in {name}")
 
     def _fail(self, reader: str, shown: str, what: str, place: str, error: BaseException | None = None) -> None:
         trace = "".join(traceback.format_exception(error)[-6:]) if error else ""
-        self._tally.failures.append(Failure(self._number, self._name, reader, shown, what, place, trace))
+        self.tally.failures.append(Failure(self.number, self.name, reader, shown, what, place, trace))
 
 
 def _peak() -> int:
