@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,9 +20,14 @@ def short_name(name: str, most: int = 20) -> str:
     return name if len(name) <= most else f"{name[:left]}…{name[left + 1 - most :]}"
 
 
-def event_json(event: Event) -> dict[str, Any]:
-    """Return an event as `kvps log --json` prints it."""
-    return {"at_ms": event.at_ms, "event": event.kind, **event.facts}
+def event_json(event: Event, some: Callable[[list[Any]], list[Any]] | None = None) -> dict[str, Any]:
+    """Return an event as `kvps log --json` prints it. With `some` it has only the contributions that this chooses, and
+    how many there are of all."""
+    found = {"at_ms": event.at_ms, "event": event.kind, **event.facts}
+    for name in ("contributions", "rejected"):
+        if some and name in found:
+            found |= {name: some(found[name]), f"{name}_in_all": len(found[name])}
+    return found
 
 
 @dataclass(frozen=True)

@@ -61,42 +61,33 @@ def events_before(
         log = EventLog(job.access.client, job.access.keys)
         if worker is None and not kinds:
             page = log.before(before, count)
-            return _page(page, page[0][0] if len(page) >= count else None)
+            return _page(page, page[0][0] if len(page) >= count else None, worker)
         chosen = list[tuple[str, Event]]()
         size, searched = max(count, _PAGE), 0
         while searched < _SEARCHED:
             page = log.before(before, size)
             searched += len(page)
             kept = [(id, event) for id, event in page if not kinds or event.kind in kinds]
-            if worker is not None:
-                kept = [(id, _own(event, worker)) for id, event in kept if _concerns(event, worker)]
-            chosen = [*kept, *chosen]
+            chosen = [*((id, event) for id, event in kept if worker is None or _concerns(event, worker)), *chosen]
             if len(page) < size:
-                return _page(chosen, None)
+                return _page(chosen, None, worker)
             before = page[0][0]
             if len(chosen) >= count:
                 break
             size = min(2 * size, _LARGEST_PAGE)
-        return _page(chosen, before)
+        return _page(chosen, before, worker)
 
 
-def _page(page: Sequence[tuple[str, Event]], before: str | None) -> dict[str, Any]:
-    return {"events": [{"id": id} | event_json(event) for id, event in reversed(page)], "before": before}
+def _page(page: Sequence[tuple[str, Event]], before: str | None, worker: str | None) -> dict[str, Any]:
+    """Return events, newest first. Those of one worker have its contributions alone."""
+    own = None if worker is None else lambda each: [c for c in each if c["worker"] == worker]
+    return {"events": [{"id": id} | event_json(event, own) for id, event in reversed(page)], "before": before}
 
 
 def _concerns(event: Event, worker: str) -> bool:
     facts = event.facts
     named = [*facts.get("contributions", ()), *facts.get("rejected", ()), facts]
     return any(each.get("worker") == worker for each in named)
-
-
-def _own(event: Event, worker: str) -> Event:
-    """Return an event with the contributions of one worker alone, and how many there are of all workers."""
-    facts = dict(event.facts)
-    for name in ("contributions", "rejected"):
-        if name in facts:
-            facts |= {name: [c for c in facts[name] if c["worker"] == worker], f"{name}_in_all": len(facts[name])}
-    return event._replace(facts=facts)
 
 
 # -- timelines --------------------------------------------------------------------------------------------------------

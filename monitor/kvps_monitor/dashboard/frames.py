@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from kvps.history.events import Event
 from kvps.parsing import json_of
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps_monitor.dashboard.history import Snapshot
@@ -74,7 +73,7 @@ class Look:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """The newest events, oldest first, with at most a few contributions each."""
-        return [brief(event) for event in self.view.events]
+        return [event_json(event, lambda each: each[:_NAMED]) for event in self.view.events]
 
 
 def frame(before: Look | None, now: Look | Trouble, worker: str | None = None) -> bytes:
@@ -106,15 +105,6 @@ def as_event(value: dict[str, Any]) -> bytes:
 def as_json(value: Any) -> bytes:
     """Return JSON in as few bytes as it can be; numbers that JSON has not are null."""
     return json_of(value, (",", ":")).encode()
-
-
-def brief(event: Event) -> dict[str, Any]:
-    """Return an event with the first contributions of a version, and how many there are."""
-    facts = event_json(event)
-    for name in ("contributions", "rejected"):
-        if name in facts:
-            facts |= {name: facts[name][:_NAMED], f"{name}_in_all": len(facts[name])}
-    return facts
 
 
 def _rows(before: Look | None, now: Look, worker: str | None) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from kvps_monitor.loggers.event_file import EventFile, files_in, free_directory,
 from kvps_monitor.loggers.lineage import Lineage
 from kvps_monitor.loggers.rows import Row
 from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.record_writer import masked_crc32c
 
 from kvps.errors import InvalidSetting
 
@@ -30,16 +29,7 @@ def written(directory: Path, *versions: int) -> None:
 
 
 def events(path: Path) -> list[Any]:
-    """Return all events of a file, with their checksums checked."""
-    data, at, out = path.read_bytes(), 0, []
-    while at < len(data):
-        head, size = data[at : at + 8], int.from_bytes(data[at : at + 8], "little")
-        body = data[at + 12 : at + 12 + size]
-        assert int.from_bytes(data[at + 8 : at + 12], "little") == masked_crc32c(head)
-        assert int.from_bytes(data[at + 12 + size : at + 16 + size], "little") == masked_crc32c(body)
-        out.append(Event.FromString(body))
-        at += 16 + size
-    return out
+    return [Event.FromString(record) for record in records(path.read_bytes())]
 
 
 def shown(directory: Path) -> list[tuple[int, str, float]]:
