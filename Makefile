@@ -17,7 +17,7 @@ install = $(if $(LOCKED),\
   $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .,\
   $(BIN)/pip install --quiet -e '.[$(1)]')
 
-.PHONY: help demo test check chaos same-bits fuzz oldest contract test-all exhaustive gpu bench model picture timelines docs images lock licences audit clean
+.PHONY: help demo test check chaos same-bits fuzz oldest contract test-all exhaustive gpu cost bench model picture timelines docs images lock licences audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ gpu: ## Run the tests that need a CUDA device (PYTHON=, one that has CuPy; WHEEL
 	.stamps/gpu/bin/pip install --quiet $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
 	  -e '.[embedded,demo]' pytest pytest-timeout
 	.stamps/gpu/bin/python -m pytest -m gpu tests/device
+
+cost: .stamps/dev ## Count the instructions of a round, and fail where it needs more than lab/instructions.txt says (TIMES=1)
+	$(BIN)/python -m kvps_bench.instructions $(if $(TIMES),--times $(TIMES)) $(if $(ONLY),--only $(ONLY))
 
 bench: .stamps/dev ## Measure everything, as on docs/performance.md (ONLY="round units"; TURNS=3; QUICK=1)
 	for bench in $(or $(ONLY),round units straggler readers workers shards links); do \

@@ -1,0 +1,41 @@
+"""What a round costs in instructions: a process that needs more than the repository says is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.paths import program_on_path
+from kvps_bench import instructions
+from kvps_bench.instructions import SLACK, Case, measure
+
+
+@pytest.mark.slow
+def test_a_round_takes_so_many_millions_of_instructions() -> None:
+    program_on_path("valgrind")
+    taken = measure(Case("400B", 100, "redis", 2))
+    assert set(taken) == set(SLACK)
+    assert all(0.1 < millions < 100 for millions in taken.values()), taken
+
+
+def test_a_process_that_needs_more_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The median of three counts; a role whose figure is not known is only shown."""
+    figures, asked = tmp_path / "instructions.txt", list[Case]()
+    figures.write_text("# why\n40KB redis worker 1.5\n40KB redis server 2 the log has a field more\n")
+    monkeypatch.setattr(instructions, "FIGURES", figures)
+    workers = iter([1.6, 1.5, 1.55, 1.4])
+
+    def measured(case: Case) -> dict[str, float]:
+        asked.append(case)
+        return {"worker": next(workers), "server": 2.01, "aggregator": 3.0}
+
+    monkeypatch.setattr(instructions, "measure", measured)
+    assert instructions.main(["--times", "1", "--only", "40KB redis"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert (len(asked), len(lines)) == (3, 4)
+    assert lines[0].split() == ["40KB", "redis", "worker", "1.550", "1.033", "of", "1.5:", "more", "than", "1.02"]
+    assert ["more than" in line for line in lines] == [True, False, False, False]
+    assert instructions.main(["--times", "1", "--only", "40KB redis"]) == 0
+    assert len(asked) == 4
