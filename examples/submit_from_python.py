@@ -14,9 +14,9 @@ settings = {"workers": 2, "batch_size": task.batch_size, "epochs": 10, "optimize
 with kvps.connect() as store, TaskQueue(store.url, CPU) as queue:  # or connect("redis://host:6379")
     job = store.create_job(store.free_name("from-python"), task.parameters(seed=0), task="digits", **settings)
     queue.submit(job)
-    print(f"submitted {job.name}; hosts at the queue: {queue.hosts()}")
-    print("it needs hosts (kvps worker --queue) and an aggregator (kvps aggregator start)")
     try:
+        print(f"submitted {job.name}; hosts at the queue: {queue.hosts()}")
+        print("it needs hosts (kvps worker --queue) and an aggregator (kvps aggregator start)")
         finished = job.await_finished()
     except KeyboardInterrupt:
         queue.cancel(job.name)
