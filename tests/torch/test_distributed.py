@@ -491,9 +491,12 @@ def test_alone_it_makes_a_job_and_ends_it(store: Store, monkeypatch: pytest.Monk
 SCRIPT = """
 import os, sys, torch, kvps, kvps.torch
 from helpers.ddp import loss_of, net
-scripts = [os.fork(), os.fork()]  # one Python imports PyTorch for both
-if 0 in scripts:
-    name = ("finished", "failed")[scripts.index(0)]
+scripts = []
+for name in ("finished", "failed"):  # one Python imports PyTorch for both
+    if not (script := os.fork()):
+        break
+    scripts.append(script)
+if not script:
     model = net()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     job = kvps.connect(os.environ["KVPS_REDIS_URL"]).job("job")
