@@ -24,6 +24,7 @@ from kvps.connection.urls import redacted
 from kvps.errors import InvalidSetting, NoServer, ServerError
 from kvps.machine import process
 from kvps.machine.address import addresses_of, host_and_port
+from kvps.machine.child_process import ChildProcess
 from kvps.machine.paths import private_directory, server_program
 from kvps.server.server_process import LOAD_S, START_S, comes_true, last_lines, launched, quoted
 
@@ -91,7 +92,7 @@ def url_of(address: Address, password: str | None) -> str:
 
 
 @contextmanager
-def started(address: Address, password: str | None, data_dir: Path | None) -> Iterator[subprocess.Popen[bytes]]:
+def started(address: Address, password: str | None, data_dir: Path | None) -> Iterator[ChildProcess]:
     """Start a node, and end it after the block. With `data_dir` it comes back with its slots and its data.
 
     Raises NoServer if it does not start.
@@ -113,7 +114,7 @@ def started(address: Address, password: str | None, data_dir: Path | None) -> It
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _started(address: Address, password: str | None, folder: Path, keeps: bool) -> subprocess.Popen[bytes]:
+def _started(address: Address, password: str | None, folder: Path, keeps: bool) -> ChildProcess:
     settings = {
         "bind": address.host,
         "port": str(address.port),
@@ -141,7 +142,7 @@ def _answers(url: str) -> bool:
     return False
 
 
-def _end(node: subprocess.Popen[bytes]) -> None:
+def _end(node: ChildProcess) -> None:
     node.terminate()
     try:
         node.wait(_END_S)

@@ -13,7 +13,6 @@ import hashlib
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,6 +32,7 @@ from kvps.connection.sockets import KINDS, ClientRefused, client_name, connectio
 from kvps.errors import NoServer, ServerUnfit
 from kvps.machine import memory, process
 from kvps.machine.address import host_and_port, outward_address
+from kvps.machine.child_process import ChildProcess
 from kvps.machine.files import make_directory, private
 from kvps.machine.paths import runtime_dir, server_program, socket_path
 from kvps.protocol.acl import rules
@@ -56,7 +56,7 @@ class Server:
     """
 
     url: str
-    guard: subprocess.Popen[bytes] | None = None
+    guard: ChildProcess | None = None
     lasting: bool = False
     keeps: bool = False
     stays_s: float = 0.0
@@ -110,7 +110,7 @@ class Server:
 
 
 _started: dict[str, Server] = {}  # by this process, or by the one that forked it
-_handed_over: list[subprocess.Popen[bytes]] = []  # guards that are still children of this process
+_handed_over: list[ChildProcess] = []  # guards that are still children of this process
 _counting = threading.RLock()
 
 
@@ -290,7 +290,7 @@ def _start(listen: str | None, data_dir: Path | None, lasting: bool, stays_s: fl
     return Server(url, None if lasting else child, lasting, bool(data_dir), stays_s)
 
 
-def _hand_over(child: subprocess.Popen[bytes]) -> None:
+def _hand_over(child: ChildProcess) -> None:
     """Leave it to the guard to end the server when no process uses it any more."""
     assert child.stdin is not None
     with suppress(BrokenPipeError):
@@ -299,7 +299,7 @@ def _hand_over(child: subprocess.Popen[bytes]) -> None:
     _handed_over[:] = [guard for guard in (*_handed_over, child) if guard.poll() is None]
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: ChildProcess) -> None:
     """End the guard, and with it its server; or end a lasting server."""
     assert child.stdin is not None
     with suppress(BrokenPipeError):

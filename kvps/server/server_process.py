@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kvps.machine.child_process import ChildProcess
 from kvps.machine.files import private
 
 START_S = 15.0
@@ -16,9 +17,7 @@ LOAD_S = 600.0  # a server with data loads it first
 _LOOK_AGAIN_S = 0.02
 
 
-def launched(
-    command: Sequence[str], settings: Mapping[str, str], log: Path, guarded: bool = False
-) -> subprocess.Popen[bytes]:
+def launched(command: Sequence[str], settings: Mapping[str, str], log: Path, guarded: bool = False) -> ChildProcess:
     """Start a server that reads its settings from its standard input and says into `log` what goes wrong.
 
     With `guarded` the command is a guard's (see `watchdog`): a line "end" follows, and the input stays open. Raises
@@ -28,7 +27,7 @@ def launched(
     with open(log, "w", opener=private) as output:
         # In a session of its own: Ctrl-C in the terminal must first reach the processes that need the server to leave.
         # The server makes its files with the modes that the umask leaves.
-        server = subprocess.Popen(
+        server = ChildProcess(
             command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, umask=0o077
         )
     assert server.stdin is not None
@@ -41,7 +40,7 @@ def launched(
     return server
 
 
-def comes_true(done: Callable[[], bool], patience_s: float, child: subprocess.Popen[bytes] | None = None) -> bool:
+def comes_true(done: Callable[[], bool], patience_s: float, child: ChildProcess | None = None) -> bool:
     """Poll until `done` returns True. Return False if patience or the child, if there is one, has ended before that.
 
     Servers, and nodes of a cluster, announce to nobody what they do.

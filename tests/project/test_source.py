@@ -41,6 +41,7 @@ STARTS = {  # who starts processes: what
     "cli/kvps_cli/supervise.py": "this Python, or the command behind `kvps run --`",
     "cli/kvps_cli/prove/verify.py": "the same command again, with one thread",
     "kvps/connection/stand_in.py": "this Python, on the program of the stand-in",
+    "kvps/machine/child_process.py": "the command of whoever calls",
     "kvps/machine/process.py": "the command of whoever calls",
     "kvps/server/server_process.py": "the server program of this machine, or this Python on the watchdog",
     "kvps/server/watchdog.py": "the server program of this machine",
@@ -171,7 +172,8 @@ def imports_by_name(module: Module) -> Iterator[str]:
 
 def starts_processes(module: Module) -> Iterator[str]:
     """The modules that start processes, or become another program."""
-    starts = re.compile(r"(subprocess|pty|multiprocessing(?!\.connection))\.|os\.(exec|spawn|posix_spawn)")
+    modules = r"subprocess|pty|multiprocessing(?!\.connection)|kvps\.machine\.child_process"
+    starts = re.compile(rf"({modules})\.|os\.(exec|spawn|posix_spawn)")
     yield from [module.path] if any(starts.match(name) for _, name in module.calls()) else []
 
 

@@ -18,6 +18,7 @@ from kvps.connection.credentials import PASSWORD_FILE, read_password
 from kvps.connection.slots import Address
 from kvps.errors import InvalidSetting, KvpsError, ServerLost
 from kvps.machine import launcher, process
+from kvps.machine.child_process import ChildProcess
 from kvps.server import cluster_node
 from kvps.server.cluster_members import check_cluster
 from kvps.server.data_host import DataHost
@@ -116,7 +117,7 @@ def _note(stage: Stage, moved: int, of: int) -> None:
     stage.done, stage.total = moved, of
 
 
-def _watch(node: subprocess.Popen[bytes], aggregator: _Aggregator, address: Address) -> None:
+def _watch(node: ChildProcess, aggregator: _Aggregator, address: Address) -> None:
     """Keep the aggregator running for as long as the node runs. Raises ServerLost when the node has ended."""
     while node.poll() is None:
         aggregator.keep_running()
@@ -151,9 +152,9 @@ class _Aggregator:
         self._environment = os.environ | own | {launcher.VARIABLE: launcher.this_process("kvps host")}
         self._process = self._start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> ChildProcess:
         # In a session of its own: Ctrl-C in the terminal reaches it from here, after the slots have moved.
-        return subprocess.Popen(self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True)
+        return ChildProcess(self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def keep_running(self) -> None:
         """Start it again if it has ended."""

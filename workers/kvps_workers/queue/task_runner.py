@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvps.errors import coloured
+from kvps.machine.child_process import ChildProcess
 from kvps_workers.queue.worker_task import WorkerTask
 
 _TICK_S = 1.0
@@ -39,7 +40,7 @@ class TaskProcess:
 
     def __init__(self, task: WorkerTask, url: str, resources: HostResources) -> None:
         # -P: a redis.py or random.py in the user's directory must not hide the library of that name.
-        self._process = subprocess.Popen(
+        self._process = ChildProcess(
             [sys.executable, "-P", "-m", "kvps_workers.queue.task_process"],
             env=resources.environment,
             stdin=subprocess.PIPE,
