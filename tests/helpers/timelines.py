@@ -7,9 +7,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import pytest
 from helpers.harness import Params, aggregating, await_version, gradient, model, work
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
+from kvps.connection.server_clock import ServerClock
 from kvps.job import Job
 from kvps.session.session import Session
 from kvps.store import Store
@@ -44,6 +46,26 @@ def alternating_job(store: Store, workers: int = 3, rounds: int = 4, pause_ms: i
             session.leave()
         job.await_finished()
     return job
+
+
+class ClockErrors:
+    """Notes how wrong the processes of a test may be about the server's clock: on a busy machine by many ms."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._worst_s = 0.0
+        micros = ServerClock.micros
+
+        def noted(clock: ServerClock, moment: float) -> int | None:
+            at_us = micros(clock, moment)
+            self._worst_s = max(self._worst_s, 0.0 if at_us is None else clock.error_s)
+            return at_us
+
+        monkeypatch.setattr(ServerClock, "micros", noted)
+
+    @property
+    def apart_us(self) -> float:
+        """By how many microseconds two clocks may be apart."""
+        return 2e6 * self._worst_s
 
 
 def versions_of(job: Job) -> dict[tuple[str, int], int]:

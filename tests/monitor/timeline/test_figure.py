@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from helpers.harness import aggregating, gradient, model
 from helpers.internals import abandon
-from helpers.timelines import alternating_job, timed_job
+from helpers.timelines import ClockErrors, alternating_job, timed_job
 from kvps_monitor.timeline.figure import MOST_WORKERS, figure
 from kvps_monitor.timeline.recording import Recording, record
 from matplotlib.image import imread
@@ -25,16 +25,15 @@ pytestmark = pytest.mark.slow  # each draws a picture
 _SVG = "{http://www.w3.org/2000/svg}"
 _FIRST_X = re.compile(r"M ([\d.]+) ")
 _AXES_PT = 72 * 11.0 * 0.913
-CLOCKS_MS = 5  # how far the estimates that two processes have of the server's clock may be apart on a busy machine
 
 
 class Drawn:
     """A figure that is read back."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, clocks_us: float = 0.0) -> None:
         self.root = ElementTree.fromstring(figure(recording, "svg"))
         self.texts = ["".join(text.itertext()).strip() for text in self.root.iter(f"{_SVG}text")]
-        self.clocks = CLOCKS_MS * _AXES_PT / ((recording.end_us - recording.start_us) / 1000)
+        self.clocks = clocks_us * _AXES_PT / (recording.end_us - recording.start_us)
         self._groups = {g.get("id", ""): g for g in self.root.iter(f"{_SVG}g")}
 
     def starts(self, id: str) -> list[float]:
@@ -46,22 +45,26 @@ class Drawn:
         return [id for id in self._groups if id.startswith(f"arrow-{kind}-")]
 
 
-def test_in_bsp_each_update_stands_behind_the_last_push_of_its_round(store: Store) -> None:
+def test_in_bsp_each_update_stands_behind_the_last_push_of_its_round(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = ClockErrors(monkeypatch)
     found = record(timed_job(store, rounds=6, pause_ms=10, staleness=0))
-    drawn = Drawn(found)
+    drawn = Drawn(found, errors.apart_us)
     updates = drawn.starts("update-0")
     pushes = [drawn.starts(f"push-w{number}") for number in range(3)]
     assert len(updates) == 6
     assert all(len(each) == 6 for each in pushes)
     for round_, update in enumerate(updates):
         assert update > max(each[round_] for each in pushes) - drawn.clocks
-        assert all(update < each[round_ + 1] for each in pushes if round_ < 5)
+        assert all(update < each[round_ + 1] + drawn.clocks for each in pushes if round_ < 5)
     assert "BSP" in drawn.texts
     assert "job j: 3 workers, 6 versions, 18 rounds" in drawn.texts
 
 
-def test_in_asp_each_push_has_an_update_of_its_own(store: Store) -> None:
-    drawn = Drawn(record(alternating_job(store)))
+def test_in_asp_each_push_has_an_update_of_its_own(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = ClockErrors(monkeypatch)
+    drawn = Drawn(record(alternating_job(store)), errors.apart_us)
     updates = drawn.starts("update-0")
     pushes = sorted(x for number in range(3) for x in drawn.starts(f"push-w{number}"))
     assert len(updates) == len(pushes) == 12

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.harness import aggregating, gradient, model
 from helpers.internals import abandon
-from helpers.timelines import recorded, timed_job, versions_of
+from helpers.timelines import ClockErrors, recorded, timed_job, versions_of
 from kvps_monitor.timeline.recording import Recording, record
 
 import kvps
@@ -51,6 +51,18 @@ def test_a_killed_worker_has_one_lane_of_two_incarnations(store: Store) -> None:
 def _push(*sessions: Session) -> None:
     for session in sessions:
         session.push(gradient(session.pull(), session.rank, session.round))
+
+
+def test_arrows_go_forward_in_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = ClockErrors(monkeypatch)
+    job = timed_job(store, staleness=1)
+    arrows = list(record(job).arrows())
+    assert {arrow.kind for arrow in arrows} == {"push", "fetch"}
+    for arrow in arrows:
+        if arrow.kind == "push":
+            assert arrow.span.start_us < arrow.shard.end_us + errors.apart_us
+        else:
+            assert arrow.shard.start_us < arrow.span.end_us + errors.apart_us
 
 
 def _numbers(found: Recording, worker: str) -> list[int]:
