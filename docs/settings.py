@@ -30,7 +30,7 @@ settings are keywords of `create_job`, `kvps.local` and `kvps.JobConfig`.
 NOTED_HEAD = """
 ## What a job notes beside them
 
-No script and no plan reads these. They lie in the same hash in Redis. `Store.create_job` takes `task`,
+No version of the weights depends on these. They lie in the same hash in Redis. `Store.create_job` takes `task`,
 `procs` and `rounds` beside the settings, and kvps notes the others itself.
 
 | field | option | default | values | what it says |

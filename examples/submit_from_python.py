@@ -22,6 +22,6 @@ with kvps.connect() as store, TaskQueue(store.url, CPU) as queue:  # or connect(
         queue.cancel(job.name)
         sys.exit(f"interrupted: {job.name} is cancelled")
     if not finished:
-        sys.exit(f"all workers of {job.name} have left, with rounds undone")
+        sys.exit(f"no worker is at {job.name}, which has rounds undone: it stays, see kvps status {job.name}")
     version, params = job.snapshot()
     print(f"version {version}: accuracy {task.evaluate(params, np)['accuracy']:.2f}")

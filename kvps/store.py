@@ -316,7 +316,8 @@ class Store:
                 if checkpoint and checkpoint.skipped:
                     manifest["skipped"] = counts_as_text(checkpoint.skipped)
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
-        begins = json.dumps(_as_text(checkpoint, changed or {})) if checkpoint else ""
+        all_come = bool(config.metadata.launched_by)
+        begins = json.dumps(_as_text(checkpoint, changed or {}, all_come)) if checkpoint else ""
         access = JobAccess.of(self.client, keys, config, layout)
         transport = open_transport(access)
         transport.prepare()
@@ -519,8 +520,11 @@ def fresh_id() -> str:
     return secrets.token_hex(4)
 
 
-def _as_text(checkpoint: Checkpoint, changed: Mapping[str, tuple[str, str]]) -> dict[str, str | dict[str, str]]:
-    """Return what create.lua takes from a checkpoint, with numbers as text because Lua would round them."""
+def _as_text(
+    checkpoint: Checkpoint, changed: Mapping[str, tuple[str, str]], launched: bool
+) -> dict[str, str | dict[str, str]]:
+    """Return what create.lua takes from a checkpoint, with numbers as text because Lua would round them. A job that a
+    command has `launched`, as the earlier one, has all its workers started again."""
     return {
         "version": str(checkpoint.version),
         "head": checkpoint.head,
@@ -531,7 +535,7 @@ def _as_text(checkpoint: Checkpoint, changed: Mapping[str, tuple[str, str]]) -> 
         "run": checkpoint.run.fields,
         "clock": {worker: str(count) for worker, count in checkpoint.clock.items()},
         "skip": {worker: str(count) for worker, count in checkpoint.skip.items()},
-        "launched_by": checkpoint.config.metadata.launched_by,
+        "all_come": "1" if launched and checkpoint.config.metadata.launched_by else "",
         "suspended": "1" if checkpoint.suspended else "",
         "workers": dict(checkpoint.workers),
         "units": dict(checkpoint.units),

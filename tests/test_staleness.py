@@ -30,6 +30,15 @@ def test_bsp_equals_the_plain_loop_bit_for_bit(store: Store, workers: int, shard
     assert check_chain(job) == ROUNDS
 
 
+def test_two_aggregators_with_a_shard_each_give_the_same_bits(store: Store) -> None:
+    job = store.create_job("two", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05))
+    with aggregating(job, [0]), aggregating(job, [1]):
+        work(job, ROUNDS, lambda session, params, r: gradient(params, session.rank, r), 2)
+    want = plain_loop(model(), 2, ROUNDS, 0.05)
+    for name, value in job.snapshot()[1].items():
+        assert value.tobytes() == want[name].tobytes()
+
+
 def test_an_aggregator_goes_on_with_the_optimizer_state_of_another(store: Store) -> None:
     """One run with one aggregator, one whose aggregator is replaced in the middle: the same weights."""
     results = []

@@ -82,11 +82,13 @@ class HistoryWriter:
     def committed(self, version: int) -> None:
         """Write this committed version if a checkpoint is due; if the last one is not done, write a later version. Cut
         the log if that is due."""
+        if self._checkpoints and not version % self._checkpoints.every:  # first: its version is kept for some seconds
+            self._begin()
         if self._versions and version > self._next_cut:
             self._next_cut = version + self._versions // 10
             self._pool.submit(self._try, self._cut, "its commit log was not cut")
-        if not self._checkpoints or version % self._checkpoints.every:
-            return
+
+    def _begin(self) -> None:
         with self._lock:
             self._behind = self._writing
             if self._writing:
@@ -118,17 +120,17 @@ class HistoryWriter:
 
     def _write(self, state: State | None) -> None:
         if self._checkpoints:
-            self._try(partial(self._keep, self._checkpoints, state), "no checkpoint was written")
+            self._try(partial(self._keep, self._checkpoints, state))
 
-    def _try(self, write: Callable[[], None], otherwise: str) -> None:
+    def _try(self, write: Callable[[], None], otherwise: str = "") -> None:
         try:
             write()
         except (JobNotFound, ServerRestarted):  # the next commit in the new history does it
             return
         except KvpsError as error:  # training goes on, and the next try may succeed
-            _log.warning("job %s: %s: %s", self._job.name, otherwise, error)
+            _log.warning("job %s: %s", self._job.name, f"{otherwise}: {error}" if otherwise else error)
         except Exception:
-            _log.exception("job %s: %s", self._job.name, otherwise)
+            _log.exception("job %s: %s", self._job.name, otherwise or "no checkpoint was written")
 
     def _keep(self, settings: Checkpoints, state: State | None) -> None:
         job, directory, state = self._job, settings.directory, state or self._held()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from kvps.errors import InvalidSetting
-from kvps.machine.http_server import HttpServer
 from kvps_cli.options import LOOPBACK
 
-_Server = TypeVar("_Server", bound=HttpServer)
+if TYPE_CHECKING:
+    from kvps.machine.http_server import HttpServer
+
+_Server = TypeVar("_Server", bound="HttpServer")
 
 
 def port_of(what: str, help: str, without: str) -> Any:

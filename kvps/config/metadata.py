@@ -13,8 +13,8 @@ from kvps.machine.launcher import Launcher
 class Metadata:
     """What a job notes of itself and of the loop of its task. Raises InvalidSetting.
 
-    No script and no plan reads it, but that `join` reads the task of a job of an earlier version, which has no
-    `fixed_workers`.
+    No plan reads it, and of scripts only two: `adopt` compares and changes `launched_by`, and `join` reads the task of
+    a job of an earlier version, which has no `fixed_workers`.
 
     launched_by  changes when another command resumes the job
     memory       changes when that memory is lost

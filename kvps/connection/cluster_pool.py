@@ -20,7 +20,7 @@ from kvps.arrays.digest import Buffers
 from kvps.connection.cluster_nodes import ClusterNodes
 from kvps.connection.lane import Lane
 from kvps.connection.replicas import IF_ANY, NONE, Copies
-from kvps.connection.resp import ANY_BYTES, Command, granted
+from kvps.connection.resp import Command, granted
 from kvps.connection.slots import ASKING, Address, asking, keys_of
 from kvps.connection.sockets import CONNECTION_CUT, ChunkGone, Put, Stored
 
@@ -42,7 +42,6 @@ class ClusterPool:
         return self.nodes.closed
 
     def copies_of(self, key: str, copies: Copies) -> Copies:
-        """Return which copies there must be of what is stored under a key, where `copies` may be IF_ANY."""
         """Return which copies there must be of what is stored under a key, where `copies` may be IF_ANY."""
         return Copies(min(1, self.nodes.replicas(key))) if copies == IF_ANY else copies
 
@@ -206,15 +205,27 @@ class ClusterPool:
                 number += 1
 
     def _get_redirected(self, key: str, target: memoryview, error: ResponseError, asked: Address) -> None:
-        """GET a key into its buffer from where an error sends this. Raises ChunkGone."""
-        (reply,) = granted(self._followed([("GET", key)], [error], asked))
-        value = (reply or "").encode(errors=ANY_BYTES)
-        if len(value) != target.nbytes:
-            raise ChunkGone("a chunk is gone")
-        target[:] = value
+        """GET a key from where an error sends this, and from there as often as it is sent on."""
+        redirection: ResponseError | None = error
+        for _ in range(_MOST_HOPS):
+            assert redirection
+            asked = self.nodes.redirected(redirection, asked)
+            first = () if isinstance(redirection, MovedError) else (ASKING,)
+            if (redirection := self._get_one(key, target, first, asked)) is None:
+                return
+        raise error
+
+    def _get_one(self, key: str, target: memoryview, first: Sequence[Command], node: Address) -> AskError | None:
+        """GET a key from a node. Return where that sends this, or None if the buffer is filled. Raises ChunkGone."""
+        try:
+            with self.nodes.using(node) as pool:
+                if not pool.exchange(first, [(key, target)])[1][0]:
+                    raise ChunkGone("a chunk is gone")
+                return None
+        except AskError as redirection:
+            return redirection
 
     def close(self) -> None:
-        """Close all connections."""
         """Close all connections."""
         self.nodes.close()
 

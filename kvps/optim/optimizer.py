@@ -87,8 +87,8 @@ class Optimizer(Setting):
     groups: tuple[ParameterGroup, ...] = field(default=(), kw_only=True)
 
     def __init_subclass__(cls, is_rule: bool = True) -> None:
-        if is_rule:
-            OPTIMIZERS[cls.kind] = cls
+        if is_rule and "kind" in vars(cls):  # a user's subclass of a rule takes no name of ours
+            OPTIMIZERS.setdefault(cls.kind, cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -290,6 +290,7 @@ class _Channel:
 
 def _packed(message: Message) -> torch.Tensor:
     text = json.dumps(message, ensure_ascii=False).encode()
+    assert len(text) <= _MESSAGE_BYTES  # else the members' tensors would differ in size
     return torch.frombuffer(bytearray(text.ljust(_MESSAGE_BYTES)), dtype=torch.uint8)
 
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,7 +87,8 @@ def _run(case: Case, rounds: int) -> Mapping[str, int]:
             words = ["w0", str(case.items), str(rounds)]
             worker = running.enter_context(_counted("worker", folder, [*python, _WORKER, url, *words]))
             if worker.wait(_END_S):
-                raise KvpsError(f"a worker ended with code {worker.returncode}")
+                said = Path(folder, "worker.err").read_text(errors="replace")[-300:]
+                raise KvpsError(f"a worker ended with code {worker.returncode}: {said}")
             store.job("cost").await_finished()
         for process in (aggregator, server):  # an aggregator with a long lease seldom looks whether its job is finished
             process.terminate()
@@ -95,18 +97,18 @@ def _run(case: Case, rounds: int) -> Mapping[str, int]:
 
 
 @contextmanager
-def _process(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _counted(role: str, folder: str, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    counts = ["valgrind", "--tool=cachegrind", "--fair-sched=try", "--cache-sim=no"]
+    counts += [f"--cachegrind-out-file={folder}/{role}.out", f"--log-file={folder}/{role}"]
     environment = os.environ | ONE_THREAD | {"PYTHONHASHSEED": "0"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with (
+        Path(folder, f"{role}.err").open("wb") as said,
+        subprocess.Popen([*counts, *command], env=environment, stdout=subprocess.DEVNULL, stderr=said) as process,
+    ):
         try:
             yield process
         finally:
             process.kill()
-
-
-def _counted(role: str, folder: str, command: list[str]) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    log = [f"--cachegrind-out-file={folder}/{role}.out", f"--log-file={folder}/{role}"]
-    return _process(["valgrind", "--tool=cachegrind", "--fair-sched=try", "--cache-sim=no", *log, *command])
 
 
 def _instructions(log: Path) -> int:
@@ -131,8 +133,8 @@ def compared(case: Case, times: int) -> Iterator[tuple[str, float, float]]:
         return {role: statistics.median(each[role] for each in taken) for role in SLACK}
 
     taken = [measure(case) for _ in range(times)]
-    while len(taken) < 3 and any(medians()[role] > SLACK[role] * figures[role] for role in SLACK):
-        taken.append(measure(case))
+    if any(medians()[role] > SLACK[role] * figures[role] for role in SLACK):
+        taken += [measure(case) for _ in range(3 - len(taken))]
     return ((role, median, figures[role]) for role, median in medians().items())
 
 
@@ -142,7 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, default=3, metavar="N", help="how often; the median counts (3)")
     parser.add_argument("--only", default="", metavar="CASE", help='the cases that have this in their name, as "shm"')
     given, over = parser.parse_args(arguments), 0
-    for case in [case for case in CASES if given.only in case.name]:
+    chosen = [case for case in CASES if given.only in case.name]
+    if not chosen:
+        parser.error(f"no case has {given.only!r} in its name: there are {', '.join(case.name for case in CASES)}")
+    if not shutil.which("valgrind"):
+        parser.error("valgrind counts the instructions, and is not installed")
+    for case in chosen:
         for role, taken, figure in compared(case, given.times):
             more = taken > SLACK[role] * figure
             over += more

@@ -269,4 +269,4 @@ def _eta(state: State, config: JobConfig, workers: Sequence[WorkerView]) -> floa
         return (config.units - state.units_done) / sum(rates)
     if not (rounds := config.metadata.rounds):
         return None
-    return max((rounds - w.committed) / (w.rounds_per_s or math.inf) for w in at_work)
+    return max(0.0, *((rounds - w.committed) / (w.rounds_per_s or math.inf) for w in at_work))  # a script may do more

@@ -15,6 +15,8 @@ from helpers.harness import abandoned, aggregating, check_chain, gradient, model
 from helpers.internals import held_by
 from helpers.waiting import eventually
 from kvps_aggregator import serve
+from kvps_aggregator.held_shards import AggregatorOptions
+from kvps_aggregator.job_watcher import JobWatcher
 from kvps_aggregator.nearness import Near
 
 import kvps
@@ -152,6 +154,8 @@ def test_text_that_is_no_node_is_refused(text: str) -> None:
 def test_without_a_cluster_nothing_is_near(store: Store) -> None:
     with pytest.raises(InvalidSetting, match="--near is for a cluster: this server has the bytes of all shards"):
         serve(store.create_job("job", model()), near=Near(["auto"]))
+    with pytest.raises(InvalidSetting, match="--near is for a cluster: this server has the bytes of all shards"):
+        JobWatcher(store, print, print, AggregatorOptions(near=Near(["auto"])))
 
 
 def test_a_node_that_no_slot_names_is_only_a_warning(cluster: Cluster, job: Job, caplog: Any) -> None:

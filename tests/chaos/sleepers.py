@@ -139,14 +139,14 @@ def stored(job: Job, names: Sequence[str]) -> bytes:
 def workers_sleep(arena: Arena, sleeps: int = 24, mutants: tuple[str, ...] = ()) -> Result:
     """Put a worker to sleep around its push while another takes its id; wake it: what it sends is refused."""
     result = Result("impostors", "a worker asleep while another took its id", arena.seed, needed=sleeps)
+    at, numbers = itertools.cycle(_WORKERS_POINTS), itertools.count()
     with arena.server() as store:
         for mode, staleness, naps in shared_out(sleeps, arena.seed):
             job = arena.job(store, staleness=staleness, workers=2, worker_timeout_ms=60_000)
             with arena.crew(job, result, mutants=mutants) as crew:
                 crew.start_all(1, 2)
-                for nap in range(naps):
-                    point = _WORKERS_POINTS[nap % len(_WORKERS_POINTS)]
-                    _impostor(crew, nap, point, arena.random.randint(1, 12))
+                for point in itertools.islice(at, naps):
+                    _impostor(crew, next(numbers), point, arena.random.randint(1, 12))
             result.faults[mode] = naps
             arena.say(f"{mode}: {naps} ids taken")
     return result.close()

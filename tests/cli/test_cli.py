@@ -31,6 +31,8 @@ from kvps.store import Store
         (["up", "digits", "--no-such"], "--no-such"),
         (["up", "digits", "--units-per-roun", "4"], "--units-per-round"),
         (["run", "--topology", "bsp", "--", "true"], "there is no --topology any more: give the settings"),
+        (["up", "digits", "--local-steps", "4"], "there is no --local-steps any more: a script says it"),
+        (["run", "--procs", "2", "--", "true"], "there is no --procs any more: it is a task's own"),
         (["up", "digits", "--aggregators", "65"], "--aggregators"),
         (["worker", "--gpu", "-1"], "--gpu"),
         (["worker", "--id", "a/b"], "1 to 64"),
@@ -68,6 +70,8 @@ _PACKAGES |= {"textual", "starlette", "sklearn", "matplotlib", "ml_dtypes", "cup
 _EACH = {"numpy", "redis", "ml_dtypes"}  # what talks to a server, in arrays
 _LOADED = {
     "worker": _EACH | {"kvps_workers"},
+    "aggregator": _EACH | {"kvps_aggregator", "kvps_monitor"},
+    "jobs": _EACH | {"kvps_monitor", "rich"},
     "top": _EACH | {"kvps_monitor", "rich"},
     "submit": _EACH | {"kvps_workers", "rich", "rq"},
     "server": _EACH,

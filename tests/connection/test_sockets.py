@@ -151,7 +151,7 @@ def test_refused_sets_are_all_read_and_said() -> None:
 def test_an_answer_that_is_cut_is_asked_for_again(server_url: str, store: Store, step: int) -> None:
     """The answers to a pull are cut after each of their bytes in turn, and that with which a blocked worker wakes up
     (bell, state and weights) after every fifth. What comes is whole all the same."""
-    job = store.create_job("cut", {"a": np.zeros(5, np.float32)}, shards=2, optimizer=kvps.SGD(lr=1.0))
+    job = store.create_job("cut", {"a": np.arange(5, dtype=np.float32)}, shards=2, optimizer=kvps.SGD(lr=1.0))
     with aggregating(job), job.join("w0") as session:
         turns = []
         for _ in range(2):
@@ -169,7 +169,7 @@ def test_an_answer_that_is_cut_is_asked_for_again(server_url: str, store: Store,
                 assert (round_state.names, came) == (turns[1].names, True)
             else:  # a snapshot would wait for the next version
                 assert reader.fetch(reader.round_state(), flat).version == 2
-            assert flat.tolist() == [-2.0] * 5
+            assert flat.tolist() == [-2, -1, 0, 1, 2]
 
         answered()
         relay.passed = 0

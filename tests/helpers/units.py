@@ -35,6 +35,8 @@ def do_units(
             params = session.pull()
             if unit in dies_at and unit not in died:
                 died.add(unit)
+                if len(died) % 2:  # others may take its unit; else it comes back at once, and does it again
+                    job.evict(job.state().members[worker])
                 break
             session.push(gradient(params, unit))
         else:

@@ -18,6 +18,18 @@ def test_a_round_takes_so_many_millions_of_instructions() -> None:
     assert all(0.1 < millions < 100 for millions in taken.values()), taken
 
 
+def test_the_repository_has_the_figures_that_are_compared() -> None:
+    small = {(f"40KB {transport}", role) for transport in ("redis", "shm") for role in SLACK}
+    assert set(instructions.known()) == small | {("4MB redis", "worker"), ("4MB shm", "worker")}
+    assert {case.name for case in instructions.CASES} == {case for case, _ in instructions.known()}
+
+
+def test_a_case_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        instructions.main(["--only", "40kb"])
+    assert "no case has '40kb' in its name: there are 40KB redis, " in capsys.readouterr().err
+
+
 def test_a_process_that_needs_more_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -200,3 +200,12 @@ def test_settings_say_what_was_chosen_in_one_line() -> None:
     assert str(step) == "sgd(lr=step(initial=0.1, every=100), momentum=0.9, nesterov=True)"
     assert str(kvps.Adam(lr=kvps.schedules.CosineAnnealingLR(0.1, over=10))) == "adam(lr=cosine(initial=0.1, over=10))"
     assert str(kvps.AdamW()) == "adamw(lr=0.001)"
+
+
+def test_a_subclass_of_a_rule_does_not_take_its_name() -> None:
+    class Mine(kvps.Adam):
+        """Whose step nobody else has."""
+
+    assert optim.OPTIMIZERS["adam"] is kvps.Adam
+    assert type(optim.parse("adam")) is kvps.Adam
+    assert Mine().kind == "adam"

@@ -115,7 +115,7 @@ def _started(folder: Path, text: str, options: str, password: str = PASSWORD) ->
     (folder / "valkey-server").write_text(f'#!/bin/sh\nexec {shlex.quote(server_program())} "$@"\n')
     for program in ("docker-entrypoint.sh", "valkey-server"):
         (folder / program).chmod(0o700)
-    (folder / "password").write_text(password)
+    (folder / "password").write_text(f"{password}\n")  # as `openssl ... > password` writes it
     text = text.replace(SECRET, str(folder / "password")).replace("--dir /data", f"--dir {folder}")
     environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     command = ["sh", "-c", text.replace(" <<END", f" {options} <<END")]

@@ -21,6 +21,7 @@ from kvps_workers import load_task
 import kvps
 import kvps.torch
 from kvps.config import SPECS, JobConfig
+from kvps.config.metadata import METADATA
 
 PAGE = (ROOT / "docs" / "other-systems.md").read_text()
 OPTIONS = {
@@ -138,7 +139,9 @@ def test_kvps_has_what_a_row_names_and_the_tests_use_it(row: Row) -> None:
         if span.startswith("-"):
             given, _ = _settings(span)
             for name in given:
-                assert name in tested or SPECS[name].option[0] in tested, f"{span}: no test of the row sets {name}"
+                assert name in tested or (SPECS | METADATA)[name].option[0] in tested, (
+                    f"{span}: no test of the row sets {name}"
+                )
         elif span.startswith("kvps "):
             _check_command(span)
         elif span.endswith(")"):

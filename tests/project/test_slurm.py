@@ -97,7 +97,7 @@ def _job_id() -> int:
 @pytest.mark.slow
 def test_a_job_that_is_ended_goes_on_from_its_newest_checkpoint(slurm: dict[str, str], tmp_path: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
-    first = _started(slurm, SCRIPT, "digits", "--epochs", "12", "--batch-size", "48")
+    first = _started(slurm, SCRIPT, "digits", "--epochs", "40", "--batch-size", "48")
     try:
         assert eventually(lambda: len(list(checkpoints.glob("*.safetensors"))) > 1 or first.poll() is not None)
         password = tmp_path / "run" / "password"

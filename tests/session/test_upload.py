@@ -8,8 +8,9 @@ from pathlib import Path
 import kvps_aggregator
 import numpy as np
 import pytest
+from helpers.arrays import assert_same_bits
 from helpers.digits_job import digits_job, proved, run_workers, task_gradient, training
-from helpers.harness import aggregating, check_chain, gradient, model, staleness_used, work
+from helpers.harness import aggregating, check_chain, gradient, model, plain_loop, staleness_used, work
 from helpers.slowly import slowly
 from helpers.waiting import eventually
 from kvps_aggregator.verify.contribution import Coding
@@ -19,6 +20,7 @@ from kvps_workers.training_loop import train
 import kvps
 from kvps.arrays.error_feedback import Residual
 from kvps.arrays.formats import format_of
+from kvps.arrays.layout import Layout
 from kvps.connection.client import Client
 from kvps.device.base import open_device
 from kvps.job import Job
@@ -29,6 +31,7 @@ from kvps.transport.weight_reader import PullRequest, Weights
 
 pytestmark = pytest.mark.contract
 
+LOSSY = ["bf16", "fp16", "int8", "topk:0.25"]
 PATIENT = {"worker_timeout_ms": 60_000}
 
 
@@ -37,6 +40,24 @@ def _gradients(job: Job) -> set[str]:
 
 
 # -- put -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_put_ahead_makes_the_same_weights(store: Store) -> None:
+    job = store.create_job("job", model(), workers=2, shards=3, optimizer=kvps.SGD(lr=0.05))
+
+    def step(session: Session, params: dict[str, np.ndarray], round_: int) -> dict[str, np.ndarray]:
+        grads = gradient(params, session.rank, round_)
+        ahead = list(reversed(grads))[: round_ % 4]  # as a backward pass ends with the first layer
+        for name in ahead:
+            session.put(name, grads.pop(name))
+        return grads
+
+    with aggregating(job):
+        work(job, 12, step, 2)
+        assert eventually(lambda: job.state().version == 12)
+    expected = plain_loop(model(), 2, 12, 0.05)
+    assert_same_bits(expected, job.snapshot()[1])
+    assert check_chain(job) == 12
 
 
 def test_chunks_leave_before_the_push(store: Store) -> None:
@@ -85,6 +106,30 @@ def test_mistakes_with_put_change_nothing(store: Store) -> None:
 
 
 # -- formats -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gradient_format", LOSSY)
+def test_bsp_equals_a_plain_loop_over_what_was_sent(store: Store, gradient_format: str) -> None:
+    """Each worker's gradients go through the format with their residual; else nothing differs from fp32."""
+    job = store.create_job(
+        "job", model(), workers=2, shards=2, optimizer=kvps.SGD(lr=0.05), gradient_format=gradient_format
+    )
+    layout, format_ = Layout.of(model(), 2), format_of(gradient_format)
+    residuals = [Residual(format_, np.zeros(layout.size, np.float32)) for _ in range(2)]
+    coding = Coding(layout, format_)
+
+    def sent(rank: int, grads: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        flat = np.concatenate([g.reshape(-1) for g in grads.values()])
+        return {name: a.copy() for name, a in layout.views(coding.decode(coding.encode(flat, residuals[rank]))).items()}
+
+    with aggregating(job):
+        work(job, 10, lambda session, params, round_: gradient(params, session.rank, round_), 2)
+        assert eventually(lambda: job.state().version == 10)
+    params = model()
+    for round_ in range(10):
+        grads = [sent(rank, gradient(params, rank, round_)) for rank in range(2)]
+        params = {n: params[n] - np.float32(0.05) * ((grads[0][n] + grads[1][n]) / np.float32(2)) for n in params}
+    assert_same_bits(params, job.snapshot()[1])
 
 
 @pytest.mark.parametrize(

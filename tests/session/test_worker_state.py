@@ -66,6 +66,20 @@ def test_a_state_is_as_old_as_the_clock_of_the_copy_that_comes_back(store: Store
 
 
 @pytest.mark.contract
+def test_a_checkpoints_file_has_the_states(store: Store, tmp_path: Any) -> None:
+    job = store.create_job("job", PARAMS, **PATIENT)
+    with aggregating(job), job.join("w0") as session:
+        session.pull()
+        session.state = {"epoch": 3, "order": [2, 0, 1], "rng": "x" * 60_000}
+        session.push(GRADIENT)
+        await_version(job, 1)
+        job.checkpoint().write(tmp_path / "c.safetensors")
+    again = store.restore_job(kvps.Checkpoint.load(tmp_path / "c.safetensors"), "again")
+    assert again.states() == {"w0": {"epoch": 3, "order": [2, 0, 1], "rng": "x" * 60_000}}
+    assert again.join("w0").state["epoch"] == 3
+
+
+@pytest.mark.contract
 def test_a_push_whose_reply_was_lost_brings_its_state_once(store: Store) -> None:
     job, session = _with_a_state(store)
     lose_next_answer()

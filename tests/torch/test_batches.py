@@ -42,10 +42,8 @@ class Endless(IterableDataset[int]):
 
 
 def classify(job: kvps.Job, name: str, model: nn.Module, **how: Any) -> None:
-    inner = how.pop("inner", None)
     data = how.pop("data", None) or NoisyDigits(SAMPLES)
-    join = {"inner": inner(model.parameters())} if inner else {}
-    with kvps.torch.join(job, model, name, **join) as worker:
+    with kvps.torch.join(job, model, name) as worker:
         for x, y in worker.batches(data, **how):
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
@@ -95,7 +93,7 @@ def test_workers_one_after_another_end_with_the_weights_of_one(store: Store, wor
 
 
 def test_the_epoch_is_that_of_the_batch_where_it_ends_within_a_unit(store: Store) -> None:
-    job, model, seen = create(store, Count(), local_steps=4, optimizer=kvps.SGD(lr=1.0)), Count(), list[Any]()
+    job, model, seen = create(store, Count(), local_steps=5, optimizer=kvps.SGD(lr=1.0)), Count(), list[Any]()
 
     def work() -> None:
         with kvps.torch.join(job, model, inner=torch.optim.SGD(model.parameters(), lr=1.0)) as worker:
@@ -106,7 +104,9 @@ def test_the_epoch_is_that_of_the_batch_where_it_ends_within_a_unit(store: Store
                 worker.step()
 
     run_workers(job, work)
-    assert seen == [(batch // 6, batch // 4) for batch in range(12)]
+    assert seen == [(batch // 6, batch // 5) for batch in range(12)]
+    pushed = [c.unit for commit in job.log() for c in commit.plan.contributions]
+    assert pushed == [0, 1, 2], "the last unit is shorter, and counts once"
 
 
 # -- exactly once --------------------------------------------------------------------------------------------------

@@ -432,7 +432,7 @@ def test_finish_waits_for_the_others_and_fills_the_model_with_the_last_version(
 ) -> None:
     """With staleness the first worker ends with weights that lack what the other one does later. A stop ends the loop
     of that one before its `finish`."""
-    timeout = 2_000 if end == "fails" else 60_000
+    timeout = 5_000 if end == "fails" else 60_000
     job = create(store, lambda params: torch.optim.SGD(params, lr=0.1), staleness=8, worker_timeout_ms=timeout)
     goes_on = threading.Event()
     models = [net(), net()]

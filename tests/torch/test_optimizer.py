@@ -29,7 +29,7 @@ RULES = [
     kvps.Adamax(beta1=0.0, beta2=0.9),
 ]
 FAR = 8
-"""Units in the last place of a tensor's largest weight; the most that was seen is 5. PyTorch multiplies and adds in one
+"""Units in the last place of a tensor's largest weight. PyTorch multiplies and adds in one
 instruction on a CPU, and rounds once; kvps rounds twice, as every processor can. Its square roots may be wrong in the
 last bit. Adam's step is ``(size*m)/scale`` there, and ``(m/scale)*size`` here."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,6 +25,43 @@ from kvps.store import Store
 from kvps.transport import shared_memory
 
 pytestmark = pytest.mark.usefixtures("seldom_mirrored")
+
+
+def _serve(store: Store) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvps", "aggregator", "start", "--job", "job"],
+        env=os.environ | {"KVPS_REDIS_URL": store.url},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_a_standby_goes_on_in_the_memory_of_a_killed_holder(store: Store) -> None:
+    """Nothing is rolled back though Redis has an older version."""
+    job = store.create_job("job", model(), optimizer=kvps.Adam(0.05), lease_ms=300, **OVER_SHM)
+    processes = [_serve(store), _serve(store)]
+    try:
+        worker = threading.Thread(target=work_on, args=(job, "w0", 90))
+        worker.start()
+        for _ in range(2):
+            before = job.state().version
+            assert eventually(lambda b=before: job.state().version >= b + 15)
+            holder = int(job.access.reader.holders()[0].split(":")[1])
+            os.kill(holder, signal.SIGKILL)
+            assert eventually(lambda h=holder: str(h) not in job.access.reader.holders()[0])
+            if len(processes) < 3:
+                processes.append(_serve(store))
+        worker.join()
+        assert committed(job, 90)
+    finally:
+        for each in processes:
+            each.kill()
+            each.wait()
+    assert check_chain(job) == 90
+    assert job.state().history == job.state().id, "nobody began a new history"
+    assert len({shard.split()[0] for commit in job.log() for shard in commit.shards}) == 3
 
 
 def test_a_finished_job_leaves_no_segment_of_the_holder_before_the_last(store: Store) -> None:

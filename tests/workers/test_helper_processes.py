@@ -152,7 +152,7 @@ def test_helpers_are_for_the_cpu(store: Store) -> None:
 @pytest.mark.slow
 def test_helpers_and_workers_are_killed_and_nothing_is_lost_or_counted_twice(lasting: kvps.Store, home: Path) -> None:
     """A helper that dies twice in one round of its worker fails the task, so each worker goes on in between."""
-    options = ["--job", "job", "--procs", "2", "--epochs", "80", "--kill-every", "2", "-w", "2"]
+    options = ["--job", "job", "--procs", "2", "--epochs", "100", "--kill-every", "2", "-w", "2"]
     run = Started([*KVPS, "up", "digits", *options])
     run.until("clock")  # the job is there
     job = lasting.job("job")

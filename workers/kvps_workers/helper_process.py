@@ -51,7 +51,7 @@ def shared_arrays(memory: int, size: int, procs: int) -> list[Array]:
 def main() -> None:
     """Answer until the worker closes its end."""
     worker = Connection(int(sys.argv[1]))
-    with suppress(EOFError):
+    with suppress(EOFError, ConnectionResetError):  # reset if an answer lay unread there
         order = Order(*worker.recv())
         die_with_parent(order.parent)
         compute: Callable[[int], float | None] | None = None

@@ -93,7 +93,7 @@ class Mirror:
     def _run(self) -> None:
         pause_s = EVERY_S
         while not self._ended.wait(pause_s):
-            began = time.monotonic()
+            began, pause_s = time.monotonic(), EVERY_S
             try:
                 if self._newest > self._mirrored:
                     self.flush()
@@ -105,7 +105,8 @@ class Mirror:
                 log.warning("job %s: Redis was not given the weights: %s", self._job.name, error)
             except Exception:
                 log.exception("job %s: Redis was not given the weights", self._job.name)
-            pause_s = max(_LEAST_S, began + EVERY_S - time.monotonic())
+            else:
+                pause_s = max(_LEAST_S, began + EVERY_S - time.monotonic())
 
     def _give(self) -> None:
         state = self._claimed()
@@ -151,7 +152,9 @@ class Mirror:
 
     def _note(self, state: State) -> None:
         """Write the record: Redis has the bytes of this version, and this is the job's other state at it."""
-        record = rollback_record(state) | {"name": state.names[0]}
+        # An aggregator of an earlier version of kvps would restore the workers as they are here: it refuses what
+        # "replaces" a head that no version has.
+        record = rollback_record(state) | {"name": state.names[0], "replaces": "-"}
         self._job.access.scripts.mirror(self._term, state.run_id, json.dumps(record))
         with self._lock:
             self._mirrored = state.version

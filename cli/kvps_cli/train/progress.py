@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import typer
 from kvps_monitor import palette
-from kvps_monitor.job_now import FINISHED
 from kvps_monitor.live import JobWatch
 from kvps_monitor.views import JobView
 from rich.console import Console, Group, RenderableType
@@ -50,6 +49,7 @@ class Display:
         self._watch = JobWatch(job)
         self._next_line = 0.0
         self._final: int | None = None  # the version for which the last line was printed
+        self._rate = 0.0  # contributions in a second when workers were last at work
         self._live: Live | None = None
         if self._console.is_terminal and not quiet:
             # Rich prints stdout above the table if stdout is a terminal; it must not touch output into a file.
@@ -75,29 +75,34 @@ class Display:
             self._next_line = time.monotonic() + _LINE_EVERY_S
             self._print()
 
+    def _look(self) -> JobView:
+        view = self._watch.look()
+        self._rate = sum(w.rounds_per_s or 0.0 for w in view.workers) or self._rate
+        return view
+
     def _print(self) -> None:
         self._console.print(self._title + self.line(), highlight=False, soft_wrap=True)
 
     def line(self) -> str:
         """Return the job as it is now as one plain line."""
-        view = self._watch.look()
+        view = self._look()
         units = f"units {view.units_done:,} of {view.units:,}  " if view.units else ""
         clocks = " ".join(f"{worker}={count:,}" for worker, count in sorted((w.worker, w.clock) for w in view.workers))
         return (
             f"version {view.version:,}  {units}clock {clocks or '-'}  loss {loss_text(view.loss)}  "
-            f"{_rate(view):.0f} contributions/s  waiting {_waiting(view):.0%}{_left(view)}"
+            f"{self._rate:.0f} contributions/s  waiting {_waiting(view):.0%}{_left(view)}"
         )
 
     def render(self) -> RenderableType:
         """Return the job as it is now as a table."""
-        c, view = self._job.config, self._watch.look()
+        c, view = self._job.config, self._look()
         title = Text.assemble(
             (self._job.name, "bold cyan"),
             f"  {c.mode}, {counted(c.workers, 'worker')}, {c.optimizer}\n",
             ("version ", "dim"),
             (f"{view.version:,}", "bold"),
             ("   contributions/s ", "dim"),
-            (f"{_rate(view):,.0f}", "bold"),
+            (f"{self._rate:,.0f}", "bold"),
             ("   loss ", "dim"),
             (loss_text(view.loss), "bold"),
             ("   waiting ", "dim"),
@@ -112,7 +117,9 @@ class Display:
             table.add_row(
                 w.worker,
                 f"{w.clock:,}",
-                ProgressBar(total=rounds, completed=w.committed, width=24) if rounds else "",
+                ProgressBar(total=rounds, completed=rounds if w.state == "finished" else w.committed, width=24)
+                if rounds
+                else "",
                 loss_text(w.loss),
                 f"{w.shares.get(WAIT, 0.0):.0%}",
                 palette.doing(w),
@@ -124,13 +131,6 @@ class Display:
         done.add_column(no_wrap=True)
         done.add_row(ProgressBar(total=c.units, completed=view.units_done, width=16), Text(view.units_text))
         return Group(title, done, table)
-
-
-def _rate(view: JobView) -> float:
-    """Return how many contributions there are in a second, lately; of a finished job, in all its time."""
-    if view.state == FINISHED:
-        return view.contributions / view.elapsed_s if view.elapsed_s else 0.0
-    return sum(w.rounds_per_s or 0.0 for w in view.workers)
 
 
 def _left(view: JobView) -> str:

@@ -16,7 +16,6 @@ from kvps_workers import Task, load_task
 from kvps_workers.rounds import Rounds
 
 from kvps.arrays.digest import weights_sha256
-from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, KvpsError, TaskFailed, counted
 from kvps.job import Job
 from kvps.machine import launcher
@@ -95,8 +94,8 @@ def up(
     config = settings.job_config(task, loaded, quiet).noting(launched_by=launched_by)
     check_prefetch(prefetch, config)
     # Ask the task for data and parameters before anything is started or stored.
-    rounds = _rounds(loaded, config, settings.most)
-    config = config if config.units else config.noting(rounds=max(rounds.values()))
+    if not config.units:
+        config = config.noting(rounds=max(Rounds(loaded, config, rank, np).total for rank in range(config.workers)))
     quiet = start_log(quiet, verbose)
     params = parameters_of(loaded, config, quiet)
     with connect.serving_store(server, quiet, joinable=False) as store:
@@ -107,7 +106,8 @@ def up(
             say(f"join from elsewhere: {private_server.join_line(store.url, server.listen)} --job {name}")
         trial = FaultInjection(kill_every, config.seed) if kill_every else None
         ahead = ["--prefetch"] if prefetch else []
-        arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in rounds}
+        names = [f"w{rank}" for rank in range(settings.most)]
+        arguments = {worker: ["--slow", f"{factors.get(worker, 1):g}x", *ahead] for worker in names}
         supervisor = Supervisor(
             store, launched_by, lambda: [created], Care(not trial, options=tuple(log_options(quiet, verbose)))
         )
@@ -121,13 +121,6 @@ def up(
         if version and not quiet:
             say(where_weights_are(store, name, kept.saving, server))
     check_trained(name, version, workers)
-
-
-def _rounds(task: Task, config: JobConfig, most: int) -> dict[str, int]:
-    """Return worker -> how many rounds it will do; with units, about how many if `most` workers share them."""
-    if config.units:
-        return {f"w{rank}": -(-config.units // most) for rank in range(most)}
-    return {f"w{rank}": Rounds(task, config, rank, np).total for rank in range(config.workers)}
 
 
 def _train(

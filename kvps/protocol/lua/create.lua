@@ -6,7 +6,7 @@
 --   job: a nonce; it is also the first history
 --   layout: JSON
 --   name: the staged name of the first version
---   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, run, launched_by, suspended,
+--   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, run, all_come, suspended,
 --     clock, skip, workers, units, states, settings (of these, those that differ)
 --   settings: field, value, ... of config
 -- USES earlier index log numbers staleness
@@ -31,12 +31,12 @@ if earlier then
   if earlier.lr ~= '' then redis.call('HSET', keys.version, 'lr', earlier.lr) end
   -- The job waits for each worker that was at work, and evicts none of them for silence: only with all of them does it
   -- continue as it was, and in BSP reach the same bits. Where each has data of its own, it also waits for those that
-  -- left with work undone, as after an error; and for evicted ones, if a command launched the earlier job and launches
-  -- this one, because it starts all of them again. All have left a job that was suspended. In rounds of units it reaches
+  -- left with work undone, as after an error; and for evicted ones, if `all_come`: a command launched the earlier job and
+  -- launches this one, and starts all of them again. All have left a job that was suspended. In rounds of units it reaches
   -- the same bits with any workers, and waits for none.
-  local closes, _, _, units, launched_by = read_rule('units', 'launched_by')
+  local closes, _, _, units = read_rule('units')
   local back = { left = units == '0' or earlier.suspended == '1' }
-  back.evicted = units == '0' and launched_by ~= '' and earlier.launched_by ~= ''
+  back.evicted = units == '0' and earlier.all_come == '1'
   local function comes(_, entry)
     if closes == 'units' then entry.state = 'left' else entry.awaited = true end
   end

@@ -25,7 +25,7 @@ if present_term ~= term then return { 'TERM', present_term } end
 local text = record ~= '' and record or redis.call('GET', keys.mirror)
 if not text then return { 'NOMIRROR' } end
 local earlier = cjson.decode(text)
-if earlier.replaces and earlier.replaces ~= head then return { 'HEAD', head } end
+if record ~= '' and earlier.replaces ~= head then return { 'HEAD', head } end
 redis.call('DEL', keys.workers, keys.heartbeat, keys.plan, keys.ready, keys.units, keys.pin, keys.clock, keys.skip,
   keys.inbox, keys.states)
 local function comes(worker) redis.call('ZADD', keys.heartbeat, now_ms(), worker) end

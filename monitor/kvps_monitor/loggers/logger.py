@@ -46,7 +46,10 @@ class Logger:
         except KvpsError:
             raise
         except self.FAILS as error:
-            words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            words = str(error)
+            if isinstance(error, OSError) and error.strerror:
+                of = "" if not error.filename or str(error.filename) in self._where else f": {error.filename}"
+                words = error.strerror + of
             raise kind(f"{self._where}: {' '.join(words.split())}") from None
 
     def _write(self, rows: Sequence[Row]) -> None:

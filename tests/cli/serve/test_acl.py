@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,37 @@ def test_what_a_reader_may_not_do_is_said_in_one_line(store: Store, users: Any) 
         assert "does not let this user " in refused(*command.split(), "--redis", url, code=1)
     assert kvps_run("status", "mine", "--redis", url).returncode == 0
     assert store.jobs() == ["mine", "other"]
+
+
+@pytest.mark.slow
+def test_an_ssp_run_with_kills_with_every_process_under_its_own_role(store: Store, users: Any, start: Start) -> None:
+    submitter, aggregator = users("mine", "submitter"), users("mine", "aggregator")
+    worker, reader = users("mine", "worker"), users("mine", "reader")
+    settings = ["--workers", "2", "--staleness", "2", "--epochs", "60", "--worker-timeout", "2", "--lease", "1"]
+    done = kvps_run("create", "digits", "--job", "mine", *settings, "--redis", submitter)
+    assert done.returncode == 0, done.stderr
+
+    def aggregate() -> Started:
+        return start("aggregator", "start", "--job", "mine", "--redis", aggregator)
+
+    def train(name: str) -> Started:
+        return start("worker", "--job", "mine", "--id", name, "--redis", worker)
+
+    job = store.job("mine")
+    serving, workers = aggregate(), [train("w0"), train("w1")]
+    await_version(job, 20)
+    serving.end(signal.SIGKILL)
+    serving = aggregate()
+    await_version(job, 60)
+    workers[1].end(signal.SIGKILL)
+    workers[1] = train("w1")
+    saved = kvps_run("checkpoint", "save", "mine", "--redis", reader)
+    assert saved.returncode == 0, saved.stderr
+    assert [one.wait() for one in workers] == [0, 0]
+    assert serving.wait() == 0
+    proved(job)
+    done = kvps_run("status", "mine", "--redis", reader)
+    assert "finished" in done.stdout
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ with kvps.from_env() as worker:
     with job.join(worker.id) as session:
         while (unit := session.next_unit()) is not None:
             session.push(gradient(session.pull(), 0, unit))
+            if session.rank == 0 and epochs == 9:
+                job.stop("enough")
 """
 STATIC = """
 import sys
@@ -80,6 +82,16 @@ def test_more_epochs_go_on_from_the_last_version_and_nothing_else_does(lasting: 
     restored = LogFile(Path("kept"), "samples", lasting.job("samples").id).first()
     assert restored
     assert Event.of(restored).facts["settings"] == {"epochs": ["6", "8"], "units": ["24", "32"]}
+
+
+def test_a_job_that_was_stopped_stays_so_unless_more_is_asked_for(lasting: kvps.Store) -> None:
+    run(lasting, "samples", 16, 9)
+    version = lasting.job("samples").state().version
+    assert version < 9
+    assert "nothing is left to train" in run(lasting, "samples", 16, 9)
+    assert lasting.job("samples").state().version == version
+    assert "with epochs 9 to 10" in run(lasting, "samples", 16, 10)
+    assert_same_bits(lasting.job("samples").snapshot()[1], weights_after(10))
 
 
 def test_workers_with_data_of_their_own_do_more_rounds_together(lasting: kvps.Store) -> None:

@@ -1,5 +1,5 @@
--- staleness: the rule of a job. It answers for all scripts when a version closes, who may run ahead, and how a version
--- is made. No script decides that from the settings itself. (kvps.staleness, kvps.config)
+-- staleness: the rule of a job. It says for all scripts what closes a version, how far a worker may run ahead, and from
+-- which round one that joins goes on. (kvps.staleness, kvps.config)
 -- USES numbers
 
 -- Returns the rule, and then other fields of the config. The rule is:
