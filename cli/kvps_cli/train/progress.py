@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import typer
 from kvps_monitor import palette
+from kvps_monitor.job_now import FINISHED
 from kvps_monitor.live import JobWatch
 from kvps_monitor.views import JobView
 from rich.console import Console, Group, RenderableType
@@ -78,6 +79,8 @@ class Display:
     def _look(self) -> JobView:
         view = self._watch.look()
         self._rate = sum(w.rounds_per_s or 0.0 for w in view.workers) or self._rate
+        if not self._rate and view.state == FINISHED and view.elapsed_s:  # it was over before a look at it
+            self._rate = view.contributions / view.elapsed_s
         return view
 
     def _print(self) -> None:
