@@ -32,6 +32,9 @@ WORD = re.compile(r"[A-Za-z0-9.-]{1,128}", re.ASCII)
 """A head, a history, a run id, an incarnation, a term or the staged name of a version."""
 JOB_ID = re.compile(r"[0-9a-f]{8}", re.ASCII), "8 hexadecimal digits"
 STAGED_NAME = re.compile(r"[0-9]{1,16}\.[A-Za-z0-9-]{1,110}", re.ASCII), "the staged name of a version"
+MOST_WORKERS, MOST_IDS, LARGEST_RANK, MOST_OPEN_UNITS = 4_096, 16_384, 1 << 20, 10_000
+"""Of one job: the highest `workers`; how many ids may ever have joined; the highest rank that Redis may name; and how
+many units may be handed out before a version is committed. Scripts get these from here too."""
 MOST_TEXT = 1024
 """The most characters of a text, where no other bound is given."""
 MOST_JSON = 64 << 20

@@ -9,9 +9,7 @@ from kvps.arrays.layout import Layout
 from kvps.arrays.weight_view import has_view
 from kvps.config.settings import UncheckedConfig
 from kvps.errors import InvalidSetting
-
-MOST_OPEN_UNITS = 10_000
-"""The most units that may be handed out before a version is committed."""
+from kvps.parsing import MOST_OPEN_UNITS
 
 
 def check(s: UncheckedConfig) -> None:

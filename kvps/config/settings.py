@@ -14,6 +14,7 @@ from kvps.config.metadata import Metadata
 from kvps.config.specs import described, setting, table_of
 from kvps.config.unit_rounds import UnitRounds
 from kvps.optim import Optimizer, reductions
+from kvps.parsing import MOST_WORKERS
 from kvps.staleness import ASP, mode_name
 
 AUTO = "auto"
@@ -40,7 +41,7 @@ class UncheckedConfig:
     workers: int = setting(
         1,
         "How many workers train. Nothing is committed before all of them have joined once.",
-        bounds=(1, 4_096),
+        bounds=(1, MOST_WORKERS),
         option=("--workers", "-w"),
         group="Training",
     )
@@ -127,7 +128,7 @@ class UncheckedConfig:
         0,
         "With staleness 0 or -1: how many contributions a version waits for. 0 is all workers in BSP, one in ASP. With "
         "fewer workers left it waits for as many as these.",
-        bounds=(0, 4_096),
+        bounds=(0, MOST_WORKERS),
         group="Training",
     )
     grace_ms: int = setting(
@@ -179,7 +180,7 @@ class UncheckedConfig:
     min_workers: int = setting(
         0,
         "The job pauses while it has fewer workers than this; workers that have finished count too.",
-        bounds=(0, 4_096),
+        bounds=(0, MOST_WORKERS),
         group="Failures",
     )
     units: int = setting(

@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
-from kvps.parsing import JOB_ID, STAGED_NAME, Fields, name, whole
+from kvps.parsing import JOB_ID, LARGEST_RANK, STAGED_NAME, Fields, name, whole
 from kvps.protocol.plan import Plan, set_lr
 from kvps.protocol.run_control import RunControl
 from kvps.staleness import admits
 
 _STATES = ("active", "rejoining", "left", "evicted")
 _MOST_ENTRY = 1 << 16
-_MOST_RANK = 1 << 20
 _MOST_PLAN = 64 << 20
 
 Entry = tuple[str, dict[str, str]]
@@ -59,7 +58,7 @@ class Member:
         pending = 0 if committed is None else round_ - committed
         return cls(
             worker=name(worker, "a worker's name"),
-            rank=e.whole("rank", high=_MOST_RANK),
+            rank=e.whole("rank", high=LARGEST_RANK),
             incarnation=e.word("incarnation"),
             state=state if state in ("active", "rejoining") else "draining" if pending else "gone",
             evicted=state == "evicted",

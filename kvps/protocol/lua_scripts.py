@@ -17,8 +17,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.exceptions import NoScriptError
 
+from kvps import parsing
 from kvps.errors import KvpsError, NotPermitted
-from kvps.parsing import LONGEST_NAME, NAME_CHARACTERS
 from kvps.protocol.script_header import Header, Key, split_header
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ _LOAD_S, _LOOK_S = 10.0, 0.05  # how long, and how often, a user that may not lo
 
 FUNCTION = re.compile(r"^local function (\w+)(?:\(.* end$|\(.*\n(?:.*\n)*?end$)", re.MULTILINE)
 """A function of an included file, on one line or up to a line that is `end`."""
+_CONSTANT = re.compile(r"\b(NAME_CHARACTERS|LONGEST_NAME|LARGEST_RANK|MOST_IDS|MOST_OPEN_UNITS|MOST_WORKERS)\b")
 _PLACE = re.compile(r"@?user_script: ?(\d+)")
 """A line of a script's text, as Redis names it in an error."""
 
@@ -124,7 +125,7 @@ def read_sources(folder: Traversable) -> dict[str, str]:
 
 
 def _with_constants(text: str) -> str:
-    return text.replace("NAME_CHARACTERS", NAME_CHARACTERS).replace("LONGEST_NAME", str(LONGEST_NAME))
+    return _CONSTANT.sub(lambda match: str(getattr(parsing, match[0])), text)
 
 
 def compose(name: str, text: str, include: Mapping[str, str]) -> Script:

@@ -16,7 +16,7 @@ if present and present ~= holder then
   redis.call('PEXPIRE', keys.lease, lease_ms)
   return { 'FUTURE', present, left }
 end
-if not term or term:match('(%w+)$') ~= nonce then term = next_term(history, term, nonce) end
+if not term or term:match('%-(%w+)$') ~= nonce then term = next_term(history, term, nonce) end
 -- A plan must not flip to what the last holder staged, since the new holder stages its own. The deletion comes first:
 -- it is allowed when memory is full, and lets the script write. Taking over must be possible then.
 redis.call('HDEL', keys.ready, shard)

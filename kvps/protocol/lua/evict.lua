@@ -33,13 +33,14 @@ local entry = read_worker(dead)
 if entry and in_clock(entry) and entry.incarnation == incarnation then evict(dead, entry, reason) end
 if away or ahead > 0 then
   local from = away and '-inf' or '(' .. digits(now)
-  for _, worker in ipairs(redis.call('ZRANGEBYSCORE', keys.heartbeat, from, '+inf')) do
+  for _, worker in ipairs(redis.call('ZRANGEBYSCORE', keys.heartbeat, from, '+inf', 'LIMIT', 0, MOST_IDS)) do
     redis.call('ZADD', keys.heartbeat, now, worker)
   end
 end
 -- Workers that have not joined since the job was restored are awaited, not silent.
 local silent_since = '(' .. digits(now - timeout_ms)
-local silent = redis.call('ZRANGEBYSCORE', keys.heartbeat, '-inf', silent_since, 'WITHSCORES')
+local silent = away and {} or redis.call('ZRANGEBYSCORE', keys.heartbeat, '-inf', silent_since, 'WITHSCORES',
+  'LIMIT', 0, MOST_WORKERS)
 for i = 1, #silent, 2 do
   local worker, silent_s = silent[i], (now - tonumber(silent[i + 1])) / 1000
   local entry = read_worker(worker)
@@ -52,7 +53,8 @@ end
 redis.call('ZADD', keys.heartbeat, now, '')
 if aggregator ~= '' then
   redis.call('ZREMRANGEBYSCORE', keys.aggregators, '-inf', silent_since)
-  for _, other in ipairs(redis.call('ZRANGEBYSCORE', keys.aggregators, '(' .. digits(now), '+inf')) do
+  local future = redis.call('ZRANGEBYSCORE', keys.aggregators, '(' .. digits(now), '+inf', 'LIMIT', 0, MOST_IDS)
+  for _, other in ipairs(future) do
     redis.call('ZADD', keys.aggregators, now, other)
   end
   redis.call('ZADD', keys.aggregators, now, aggregator)

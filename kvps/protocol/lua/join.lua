@@ -6,7 +6,7 @@
 --   nonce: of this call
 --   replaces: the incarnation judged dead, '*' to take over, '' for neither
 --   process: JSON: host, pid, ... of the process
--- USES job log numbers staleness states time turns units workers
+-- USES free job log numbers staleness states time turns units workers
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', its newest
 --     accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker
 --     | {COMPLETE, worker...}: these divide the data among themselves, all of them | {NOJOB}
@@ -34,6 +34,7 @@ if entry and entry.state == 'active' and replaces ~= '*' and replaces ~= entry.i
   if now - seen <= whole(timeout_ms) then return { 'ALIVE', cjson.encode(entry) } end
 end
 local joined = redis.call('HLEN', keys.workers)
+if not entry then check_ids() end
 if not entry and fixed == '1' and joined >= wanted then
   local reply = redis.call('HKEYS', keys.workers)
   table.insert(reply, 1, 'COMPLETE')
@@ -49,8 +50,8 @@ local fresh = cjson.decode(process)
 -- w3 gets rank 3 if that is free and below `workers`, other ids the lowest free rank: so ids and ranks mostly agree.
 local rank = entry and entry.rank or tonumber(worker:match('^w(%d%d?%d?)$'))
 if not entry and (not rank or rank >= wanted or redis.call('HEXISTS', keys.ranks, digits(rank)) == 1) then
-  rank = tonumber(free_rank)
-  while redis.call('HEXISTS', keys.ranks, digits(rank)) == 1 do rank = rank + 1 end
+  rank = lowest_free(keys.ranks, '', free_rank, LARGEST_RANK)
+  if not rank then error('ranks of the job: no rank is free') end
   redis.call('HSET', keys.version, 'free_rank', digits(rank))
 end
 fresh.rank, fresh.incarnations = rank, (entry and entry.incarnations or 0) + 1

@@ -70,9 +70,10 @@ end
 
 -- BSP takes the one round that is due. SSP and ASP take what waits, oldest first, up to a limit that keeps the commit
 -- from blocking the server for long. With a quorum a version takes all that waits: if late ones are dropped, nothing
--- may be left for the next version.
+-- may be left for the next version. 4,096 workers have no more than 65,536 waiting, unless a worker writes there itself.
 local texts, order, through = {}, {}, nil
-for i, entry in ipairs(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', closes == 'any' and 512 or 1048575)) do
+local most = closes == 'any' and 512 or closes == 'all' and math.max(1, members) or 65536
+for i, entry in ipairs(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', most)) do
   local id, fields = read_entry(entry)
   if closes == 'all' and tonumber(fields.round) ~= version + 1 then break end
   texts[i], order[i], through = fields.contribution, tonumber(fields.rank) * 1048576 + i, id

@@ -3,16 +3,15 @@
 -- caller that looks at all workers also finds ids that were reserved and never used.
 -- KEYS version:hash config:hash workers:hash pushed:zset heartbeat:zset never
 -- ARGV job
--- USES job numbers time
+-- USES free job numbers time
 -- Returns {OK, worker} | {LOOK} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local id, free_id = unpack(redis.call('HMGET', keys.version, 'id', 'free_id'))
 local another = another_job(id, job)
 if another then return another end
 local workers, timeout_ms = unpack(redis.call('HMGET', keys.config, 'workers', 'worker_timeout_ms'))
-local wanted, number = whole(workers), tonumber(free_id or '0')
-while redis.call('HEXISTS', keys.workers, 'w' .. digits(number)) == 1 do number = number + 1 end
-local joined = redis.call('HLEN', keys.workers)
-if number >= wanted or joined >= wanted or redis.call('ZCARD', keys.pushed) < joined then return { 'LOOK' } end
+local wanted, joined = whole(workers) or 0, redis.call('HLEN', keys.workers)
+local number = lowest_free(keys.workers, 'w', free_id or '0', wanted - 1)
+if not number or joined >= wanted or redis.call('ZCARD', keys.pushed) < joined then return { 'LOOK' } end
 -- A worker that has been silent for half the timeout may be dead, and then its id is the one to take.
 local since = now_ms() - whole(timeout_ms) / 2
 for _, silent in ipairs(redis.call('ZRANGEBYSCORE', keys.heartbeat, '-inf', since, 'LIMIT', 0, 2)) do

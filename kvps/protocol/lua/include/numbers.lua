@@ -11,6 +11,6 @@ local function digits(number) return string.format(number < 2147483648 and '%d' 
 
 -- Of parameters, as '0-3,7'; whoever reads them checks that they ascend. (kvps.arrays.number_ranges)
 local function are_ranges(text)
-  local rest = (',' .. text):gsub(',%d+%-%d+', ''):gsub(',%d+', '')
-  return #text <= 65536 and rest == '' and not text:find(('%d'):rep(8))
+  if #text > 65536 or text:find(('%d'):rep(8)) then return false end
+  return (',' .. text):gsub(',%d+%-%d+', ''):gsub(',%d+', '') == ''
 end

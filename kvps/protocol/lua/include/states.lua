@@ -4,8 +4,8 @@
 -- USES numbers
 
 -- Returns how many of so many waiting contributions a loop looks at: at most as many as the highest max_pending, because
--- a worker may write any number where its rounds stand.
-local function bounded(count) return math.min(count, 10000) end
+-- a worker may write any number where its rounds stand. `looked` is at how many the script has looked before.
+local function bounded(count, looked) return math.max(0, math.min(count, 10000 - looked)) end
 
 local function waiting(worker, round) return worker .. ' ' .. digits(round) end
 
@@ -46,7 +46,7 @@ end
 -- worker is committed already, what it kept with that is as old as the clock now.
 local function pass_states_on(rejected, done, version)
   if #rejected == 0 or redis.call('EXISTS', keys.states) == 0 then return end
-  local rounds = {}
+  local rounds, looked = {}, 0
   for i, contribution in ipairs(rejected) do
     local worker, round = contribution:match('^(%S+) %S+ %S+ (%S+)')
     rounds[i] = { worker = worker, round = tonumber(round) }
@@ -60,7 +60,9 @@ local function pass_states_on(rejected, done, version)
       if state then set_state(worker, state, version) end
     else
       move_state(worker, round, round + 1)
-      for back = 1, bounded(round - ended) do move_state(worker, round - back, round - back + 1) end
+      local earlier = bounded(round - ended, looked)
+      for back = 1, earlier do move_state(worker, round - back, round - back + 1) end
+      looked = looked + earlier
     end
   end
 end
@@ -69,7 +71,7 @@ end
 -- there are any.
 local function newest_state(worker, round, pending)
   if redis.call('EXISTS', keys.states) == 0 then return '' end
-  for back = 0, bounded(pending) - 1 do
+  for back = 0, bounded(pending, 0) - 1 do
     local state = redis.call('HGET', keys.states, waiting(worker, round - back))
     if state then return state end
   end

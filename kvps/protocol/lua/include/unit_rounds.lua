@@ -29,7 +29,7 @@ local function whole_round(rounds, round)
   local first, behind = units_of(rounds, round)
   local contributions, ids = {}, {}
   if redis.call('XLEN', keys.inbox) < behind - first then return {}, {} end
-  for _, entry in ipairs(redis.call('XRANGE', keys.inbox, '-', '+')) do
+  for _, entry in ipairs(redis.call('XRANGE', keys.inbox, '-', '+', 'COUNT', MOST_OPEN_UNITS)) do
     local id, fields = read_entry(entry)
     local unit = tonumber(fields.unit or '-1')
     if unit >= first and unit < behind then contributions[unit - first + 1], ids[#ids + 1] = fields.contribution, id end

@@ -12,8 +12,9 @@ end
 -- Returns what other workers do with a unit that a worker has taken, a text each.
 local function others_with(unit, worker)
   local others = {}
-  for other, does in (redis.call('HGET', keys.units, unit) or ''):gmatch('([^%s,]+) (%a+)') do
-    if other ~= worker then others[#others + 1] = other .. ' ' .. does end
+  for part in (redis.call('HGET', keys.units, unit) or ''):gmatch('[^,]+') do
+    local other, does = part:match('^ ?(%S+) (%a+)$')
+    if other and other ~= worker then others[#others + 1] = other .. ' ' .. does end
   end
   return others
 end

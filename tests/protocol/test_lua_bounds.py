@@ -1,0 +1,271 @@
+"""What a script does with values that a worker may write: its time does not explode, whatever stands there."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pytest
+from helpers.harness import aggregating, await_version, gradient, model
+from helpers.lua_sources import Sources, bare
+from helpers.units import ZERO
+
+from kvps.errors import KvpsError, ServerError
+from kvps.parsing import LARGEST_RANK, MOST_WORKERS
+from kvps.store import Store
+
+LUA = Sources("kvps.protocol")
+FILES = {**LUA.texts, **{f"include/{name}": text for name, text in LUA.include.items()}}
+_PATTERN = re.compile(r":(?:g?match|find|gsub)\('((?:[^'\\]|\\.)*)'(?!, \d+, true)")
+_CLASSES = {
+    "d": string.digits,
+    "s": string.whitespace,
+    "a": string.ascii_letters,
+    "l": string.ascii_lowercase,
+    "u": string.ascii_uppercase,
+    "w": string.ascii_letters + string.digits,
+    "x": string.hexdigits,
+}
+_ALL = frozenset(map(chr, range(256)))
+
+
+# -- patterns and loops, as they are written ----------------------------------------------------------------------
+
+
+class Item(NamedTuple):
+    """One item of a Lua pattern: the characters that it takes, and how often: "" once, or + * - ?"""
+
+    takes: frozenset[str]
+    often: str
+
+    @property
+    def many(self) -> bool:
+        return self.often in ("+", "*", "-")
+
+
+def _class(text: str) -> frozenset[str]:
+    """Return what %x stands for."""
+    found = frozenset(_CLASSES[text.lower()]) if text.lower() in _CLASSES else frozenset(text)
+    return _ALL - found if text.isupper() and text.lower() in _CLASSES else found
+
+
+def _items(pattern: str) -> Iterator[Item]:
+    """Read a pattern without its anchors; captures are left out."""
+    for one in re.finditer(r"(?:%(.)|\[(\^?)((?:%.|[^\]])+)\]|([^()]))([+*?-]?)|[()]", pattern):
+        escaped, inverse, of_set, plain, often = one.groups()
+        if escaped is not None:
+            takes = _class(escaped)
+        elif of_set is not None:
+            takes = frozenset[str]()
+            for part in re.finditer(r"%(.)|(.)-(.)|(.)", of_set):
+                if part[1]:
+                    takes |= _class(part[1])
+                elif part[2]:
+                    takes |= frozenset(map(chr, range(ord(part[2]), ord(part[3]) + 1)))
+                else:
+                    takes |= {part[4]}
+            takes = _ALL - takes if inverse else takes
+        elif plain is not None:
+            takes = _ALL if plain == "." else frozenset(plain)
+        else:
+            continue
+        yield Item(takes, often or "")
+
+
+def is_linear(pattern: str) -> bool:
+    """Return whether the time of a pattern grows with its text, and not with the square of it.
+
+    Lua tries each place of the text in turn, and at each place each length of what is repeated. So a pattern begins at
+    one place only, or with a character that no repeated item takes; and behind each repeated item but the last comes a
+    character that the item does not take.
+    """
+    anchored, ends = pattern.startswith("^"), pattern.endswith("$")
+    items = list(_items(pattern.removeprefix("^").removesuffix("$")))
+    many = [i for i, item in enumerate(items) if item.many]
+    if not many:
+        return True
+    first = items[0]
+    alone = len(items) == 1 and not ends
+    begins = not first.often and not any(first.takes & items[i].takes for i in many)
+    if not (anchored or alone or begins):
+        return False
+    return all(not items[i + 1].often and not items[i].takes & items[i + 1].takes for i in many[:-1])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "linear"),
+    [
+        ("^(%S+) (%d+)$", True),
+        ("%S+", True),
+        (",%d+%-%d+", True),
+        ("%-(%w+)$", True),
+        ("^ ?(%S+) (%a+)$", True),
+        ("^%S+ (.*)$", True),
+        ("^[%w_.=-]+$", True),
+        ("(%w+)$", False),
+        ("([^%s,]+) (%a+)", False),
+        ("^(%d+)[^:]*:(%d+)", False),
+        ("^.*(%d+)$", False),
+    ],
+)
+def test_which_patterns_are_linear(pattern: str, linear: bool) -> None:
+    assert is_linear(pattern) is linear
+
+
+def test_no_pattern_of_a_script_takes_the_square_of_its_text() -> None:
+    patterns = [(name, found) for name, text in FILES.items() for found in _PATTERN.findall(text)]
+    assert len(patterns) > 30
+    assert [(name, pattern) for name, pattern in patterns if not is_linear(pattern)] == []
+
+
+def test_no_script_loops_until_something_is_so() -> None:
+    """But `rollback`, which deletes the entries that it has seen."""
+    loops = {name for name, text in FILES.items() if re.search(r"\b(while|repeat)\b", bare(text))}
+    assert loops == {"rollback"}
+
+
+# -- values that a worker wrote -----------------------------------------------------------------------------------
+
+
+def _calls(raw: Any, *commands: str) -> int:
+    """Return how often the server has run these commands since the last `config_resetstat`."""
+    stats = raw.info("commandstats")
+    return sum(stats[f"cmdstat_{name}"]["calls"] for name in commands if f"cmdstat_{name}" in stats)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("free_rank", [str(2**53), str(2**53 - 1), "1e300", "inf", "x", str(LARGEST_RANK)])
+def test_a_rank_that_no_number_reaches_stops_only_its_job(store: Store, raw: Any, free_rank: str) -> None:
+    mine, other = (store.create_job(name, model(), workers=2) for name in ("mine", "other"))
+    mine.join("w0").leave()
+    keys = mine.access.keys
+    raw.hset(keys.version, "free_rank", free_rank)
+    raw.hset(keys.ranks, free_rank, "w0")
+    before = raw.hgetall(keys.workers)
+    with pytest.raises(ServerError, match=r"join\.lua:\d+: ranks of the job"):
+        mine.join("x")
+    assert raw.hgetall(keys.workers) == before, "nothing was written"
+    other.join("w0").leave()
+
+
+@pytest.mark.contract
+def test_many_ranks_are_looked_at_so_often_and_not_more(store: Store, raw: Any) -> None:
+    job = store.create_job("job", model(), workers=2)
+    job.join("w0").leave()
+    raw.hset(job.access.keys.ranks, mapping={str(rank): "w0" for rank in range(3 * MOST_WORKERS)})
+    raw.config_resetstat()
+    with pytest.raises(ServerError, match="no rank is free"):
+        job.join("x")
+    assert MOST_WORKERS <= _calls(raw, "hexists") <= MOST_WORKERS + 10
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("free_id", [str(2**53), "1e300", "x", "5"])
+def test_an_id_that_no_number_reaches_is_looked_for_among_all_workers(store: Store, raw: Any, free_id: str) -> None:
+    job = store.create_job("job", model(), workers=2)
+    raw.hset(job.access.keys.version, "free_id", free_id)
+    raw.hset(job.access.keys.workers, f"w{free_id}", "{}")
+    assert job.access.scripts.reserve() == ""
+
+
+@pytest.mark.contract
+def test_more_workers_than_a_job_may_have_are_not_counted_up_to(store: Store, raw: Any) -> None:
+    job = store.create_job("job", model(), workers=2)
+    raw.hset(job.access.keys.workers, mapping={f"w{number}": "{}" for number in range(3 * MOST_WORKERS)})
+    raw.hset(job.access.keys.config, "workers", str(10 * MOST_WORKERS))
+    raw.config_resetstat()
+    assert job.access.scripts.reserve() == ""
+    assert _calls(raw, "hexists") <= MOST_WORKERS + 10
+
+
+def _microseconds_of_leave(store: Store, raw: Any, length: int) -> int:
+    """Return how long the server works on a `leave` where the worker has put so long a text into its unit."""
+    job = store.create_job(f"job-{length}", ZERO, workers=2, units=8)
+    session = job.join("w0")
+    unit = session.next_unit()
+    raw.hset(job.access.keys.units, str(unit), "a" * length)
+    raw.config_resetstat()
+    session.leave()
+    return int(raw.info("commandstats")["cmdstat_evalsha"]["usec"])
+
+
+@pytest.mark.contract
+def test_the_time_of_leaving_grows_with_the_text_of_a_unit(store: Store, raw: Any) -> None:
+    """A quadratic time would be 2,500 times as long, and this test take a minute."""
+    short, long = (_microseconds_of_leave(store, raw, length) for length in (2_000, 100_000))
+    assert long < 200 * short
+
+
+def _microseconds_of_commit(store: Store, raw: Any, text: str) -> int:
+    """Return how long the server works on a commit where the worker has put this in place of its states."""
+    job = store.create_job(f"job-{len(text)}", model(), workers=1, staleness=-1)
+    with job.join("w0") as session:
+        params = session.pull()
+        session.state["n"] = 1
+        session.push(gradient(params, 0, 0))
+        raw.hset(job.access.keys.states, mapping={"w0": text, "before:w0": text})
+        raw.config_resetstat()
+        with aggregating(job):
+            await_version(job, 1)
+        return int(raw.info("commandstats")["cmdstat_evalsha"]["usec"])
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("piece", ["1", "1 ", ":", "1:"])
+def test_the_time_of_a_commit_grows_with_what_a_worker_put_for_its_state(store: Store, raw: Any, piece: str) -> None:
+    """In the square it took 10 s, 1,000 times as long as all the rest."""
+    short, long = (_microseconds_of_commit(store, raw, piece * length) for length in (30, 30_000))
+    assert long < 500 * short
+
+
+# -- collections that a worker filled -----------------------------------------------------------------------------
+
+
+FULL = 100_000
+READS = {b"hash": ("HGETALL",), b"zset": ("ZRANGE", 0, -1, "WITHSCORES")}
+
+
+def _fill(raw: Any, key: str, kind: bytes) -> None:
+    """Put many members into a key, as a worker may."""
+    for first in range(0, FULL, 5_000):
+        members = [f"x{number}" for number in range(first, first + 5_000)]
+        if kind == b"hash":
+            raw.hset(key, mapping=dict.fromkeys(members, '{"state":"active"}'))
+        else:
+            raw.zadd(key, dict.fromkeys(members, 0))
+
+
+def _took(raw: Any, command: str, act: Callable[[], Any]) -> int:
+    """Return for how many microseconds the server works on a command where `act` may run it."""
+    raw.config_resetstat()
+    with suppress(KvpsError):
+        act()
+    return int(raw.info("commandstats").get(f"cmdstat_{command.lower()}", {"usec": 0})["usec"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["workers", "heartbeat"])
+def test_a_full_collection_keeps_no_script_busy(store: Store, raw: Any, what: str) -> None:
+    """Not for much longer than one command does that reads all of it. A look at each took 9 to 35 times as long."""
+    job = store.create_job("job", ZERO, workers=2, staleness=1, worker_timeout_ms=60_000)
+    session = job.join("w0")
+    job.join("w1").leave()
+    session.push(gradient(session.pull(), 0, 0), loss=0.5)
+    scripts, key = job.access.scripts, getattr(job.access.keys, what)
+    kind = raw.type(key) if raw.exists(key) else b"zset"
+    _fill(raw, key, kind)
+    command, *arguments = READS[kind]
+    whole = _took(raw, command, lambda: raw.execute_command(command, key, *arguments))
+    acts: list[Callable[[], Any]] = [
+        lambda: job.join("w2").leave(),
+        lambda: session.push(gradient(session.pull(), 0, 1), loss=0.5),
+        scripts.plan,
+        lambda: scripts.evict("", ""),
+        lambda: scripts.pin(1),
+        scripts.reserve,
+        lambda: scripts.recover("another", "history", 0),
+    ]
+    assert max(_took(raw, "EVALSHA", act) for act in acts) < 6 * whole
