@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, KvpsError
 from kvps.history.log_stream import LogStream
-from kvps.machine.files import private, sync_directory
+from kvps.machine.files import own, regular, sync_directory
 from kvps.parsing import JOB_ID, Fields, file_name, text
 from kvps.protocol.job_state import Begin, Commit, Entry, State, first_head
 from kvps.protocol.scripts import JobScripts
@@ -50,7 +50,7 @@ class LogFile:
         """
         last = None
         try:
-            with open(self.path, "a+b", opener=private) as file:
+            with open(self.path, "a+b", opener=own) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 file.truncate(_whole(file))  # drop what a killed writer left of a line
                 known: Container[bytes] | None = None
@@ -79,7 +79,7 @@ class LogFile:
     def open(self) -> IO[bytes]:
         """Open the file to read it. Raises KvpsError."""
         try:
-            return self.path.open("rb")
+            return open(self.path, "rb", opener=regular)
         except OSError as error:
             raise KvpsError(f"{self.path} cannot be read: {error.strerror}") from None
 
@@ -115,6 +115,23 @@ def _blocks(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
         start = begin
 
 
+def _backwards(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file of whole lines, from the last to the first."""
+    rest: list[bytes] = []  # of the line that begins in an earlier block, its last piece first
+    for _, block in _blocks(file):
+        *lines, last = block.splitlines(keepends=True)
+        if rest and last.endswith(b"\n"):
+            yield b"".join(reversed(rest))
+            rest.clear()
+        rest.append(last)
+        if lines:
+            yield b"".join(reversed(rest))
+            yield from reversed(lines[1:])
+            rest = [lines[0]]
+    if rest:
+        yield b"".join(reversed(rest))
+
+
 def _whole(file: IO[bytes]) -> int:
     """Return where the last whole line ends. Raises CorruptData."""
     end = file.seek(0, os.SEEK_END)
@@ -132,11 +149,11 @@ def _too_long(file: IO[bytes]) -> CorruptData:
 
 def _since(file: IO[bytes], line: bytes) -> set[bytes]:
     """Return the lines from the last occurrence of `line` on; none if the file lacks it. Searches from the end."""
-    tail = b""
-    for _, block in _blocks(file):
-        tail = block + tail
-        if (place := tail.rfind(line)) >= 0:  # quotes inside a line are escaped, so no other line ends like this one
-            return set(tail[place:].splitlines(keepends=True))
+    known = set[bytes]()
+    for each in _backwards(file):
+        known.add(each)
+        if each == line:
+            return known
     return set()
 
 
@@ -187,17 +204,17 @@ class Log:
     """
 
     def __init__(self, stream: LogStream, state: State, directory: Path | None = None) -> None:
-        own = LogFile(directory, stream.job, state.id) if directory else None
-        if own and own.path.exists():
-            source = _Source(lambda: _joined(own, stream))
+        file = LogFile(directory, stream.job, state.id) if directory else None
+        if file and file.path.exists():
+            source = _Source(lambda: _joined(file, stream))
         elif state.moved or state.version - state.begin.version <= _MOST_HELD:  # it may be trimmed while it is read
             left = _left(stream)
             source = _Source(lambda: iter(left))
         else:
             source = _Source(stream.entries)
         self.begin, self._sources = source.begin() or state.begin, [source]
-        if directory and self.begin == state.begin:
-            self.begin, self._sources = _traced(directory, source, state.begin)
+        if directory and file and self.begin == state.begin:
+            self.begin, self._sources = _traced(directory, source, state.begin, file.path)
 
     def inherited(self) -> dict[tuple[str, str], str]:
         """Return (worker, incarnation) -> name of the stored residual with which the incarnation began, "" for none.
@@ -302,17 +319,22 @@ def _left(stream: LogStream) -> list[Entry]:
                 return entries[number:]
 
 
-def _traced(directory: Path, source: _Source, begin: Begin) -> tuple[Begin, list[_Source]]:
-    """Return a log with the logs that it continues, as far as they are in the directory and lead to `begin`."""
-    if origin := _origin(next(source.entries(), None)):
+def _traced(directory: Path, source: _Source, begin: Begin, own: Path) -> tuple[Begin, list[_Source]]:
+    """Return a log, whose file is `own`, with the logs that it continues, as far as they are in the directory and lead
+    to `begin`. A log that says that it continues itself has no other."""
+    sources, seen = [source], {own}
+    while origin := _origin(next(sources[0].entries(), None)):
         file = LogFile(directory, origin.job, origin.id)
         older = _Source(file.entries, begin.version)
-        if file.path.exists() and (start := older.begin()):
-            *_, (version, head) = chain([start[:2]], ((c.version, c.head) for c in older.commits()))
-            if (version, head) == begin[:2]:
-                root, sources = _traced(directory, older, start)
-                return root, [*sources, source]
-    return begin, [source]
+        if file.path in seen or not file.path.exists() or not (start := older.begin()):
+            break
+        *_, reached = chain([start[:2]], ((c.version, c.head) for c in older.commits()))
+        if reached != begin[:2]:
+            break
+        seen.add(file.path)
+        sources.insert(0, older)
+        begin = start
+    return begin, sources
 
 
 def _joined(file: LogFile, stream: LogStream) -> Iterator[Entry]:

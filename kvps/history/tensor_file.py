@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from kvps.arrays.digest import view
 from kvps.arrays.layout import DTYPE, Array
 from kvps.errors import CorruptData, InvalidSetting, KvpsError
-from kvps.machine.files import private, sync_directory
+from kvps.machine.files import private, regular, sync_directory
 
 SUFFIX = ".safetensors"
 _UNKNOWN = "0" * 32
@@ -90,7 +90,7 @@ def check_tensors(path: Path) -> None:
     """Raise CorruptData or InvalidSetting unless every byte is as it was written. A file whose length is not the one
     that its header says is refused before its bytes are read: a sparse tail costs its author nothing."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             with safe_open(path, "numpy"):
                 pass
             _, stored, digest = _digests(file)

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 
 def private(path: str, flags: int) -> int:
     """Open a file as `open(..., opener=private)` asks for; a file that this makes has mode 0600. Raises OSError."""
     return os.open(path, flags, 0o600)
+
+
+def own(path: str, flags: int) -> int:
+    """Open a file as `private` does, to add to it. Raises OSError if another user could have put it there.
+
+    In a directory where others may write too, a link would have this process write into any file of its user.
+    """
+    number = regular(path, flags | os.O_NOFOLLOW)
+    if os.fstat(number).st_uid != os.geteuid():
+        os.close(number)
+        raise PermissionError(errno.EPERM, "it belongs to another user", path)
+    return number
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a file for `open(..., opener=regular)`. Raises OSError for what is no regular file: a FIFO blocks."""
+    number = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return number
 
 
 def make_directory(path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
+from random import Random
 from typing import Any, Literal
 
 import pytest
@@ -241,3 +243,43 @@ def test_entries_that_a_server_lost_are_no_part_of_the_log(tmp_path: Path, ahead
 def test_no_name_of_a_job_leads_a_log_out_of_its_directory(job: str, id: str, tmp_path: Path) -> None:
     with pytest.raises(kvps.CorruptData, match="the name of a log's file"):
         LogFile(tmp_path, job, id)
+
+
+def test_lines_are_read_from_the_end_whatever_their_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_log, "_BLOCK", 8)
+    for seed in range(200):
+        random = Random(seed)
+        lines = [b"x" * random.choice([0, 1, 6, 7, 8, 9, 30]) + b"\n" for _ in range(random.randrange(9))]
+        with open(tmp_path / "log", "w+b") as file:
+            file.write(b"".join(lines))
+            assert list(commit_log._backwards(file)) == lines[::-1]
+
+
+@pytest.mark.parametrize("origins", [["job"], ["other", "job"], ["other", "other"]])
+def test_a_log_that_says_that_it_continues_itself_has_an_end(store: Store, tmp_path: Path, origins: list[str]) -> None:
+    """Whoever may write the log may write that."""
+    job = store.create_job("job", model())
+    ids, names = {"job": job.id, "other": "0badcafe"}, ["job", *origins]
+    head = job.state().begin.head
+    for name, of in zip(names, origins, strict=False):
+        restore = {"kind": "restore", "version": "0", "head": head, "contributions": "0", "job": of, "id": ids[of]}
+        LogFile(tmp_path, name, ids[name]).extend([("1-1", restore)])
+    log = Log(LogStream(job.access), job.state(), tmp_path)
+    assert log.begin == job.state().begin
+    assert list(log.commits()) == []
+
+
+def _seconds_to_extend(directory: Path, lines: int) -> float:
+    """Return the processor time in which a log of so many lines is searched for an entry that it lacks."""
+    log = LogFile(directory, "job", f"{lines:08x}")
+    log.extend([("1-1", {"kind": "x", "plan": "x" * 1000})])
+    log.path.write_bytes(log.path.read_bytes() * lines)
+    began = time.process_time()
+    log.extend([("9-9", {"kind": "x"})])
+    return time.process_time() - began
+
+
+@pytest.mark.slow
+def test_the_search_of_a_log_takes_no_square_of_its_length(tmp_path: Path) -> None:
+    short, long = (_seconds_to_extend(tmp_path, lines) for lines in (1_000, 32_000))
+    assert long < 200 * short

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers.commands import TINY, kvps_run
 from helpers.harness import log_entries, model
-from kvps_aggregator.verify.recording import Recorder
+from kvps_aggregator.verify.chain import Unproved
+from kvps_aggregator.verify.recording import Recorded, Recorder
 
 from kvps.history import commit_log
-from kvps.machine.files import make_directory, private
+from kvps.machine.files import make_directory, own, private, regular
 from kvps.store import Store
 
 
@@ -74,3 +76,51 @@ def test_all_that_a_run_writes(home: Path, tmp_path: Path) -> None:
     assert any((tmp_path / "data").rglob("*.aof"))
     assert _open_to_others(tmp_path) == []
     assert _open_to_others(home) == []
+
+
+# -- what another user may have put there -------------------------------------------------------------------------
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "link"
+    victim.write_text("precious")
+    link.symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        own(str(link), os.O_RDWR | os.O_CREAT)
+    link.unlink()
+    link.symlink_to(tmp_path / "nothing yet")
+    with pytest.raises(OSError, match="symbolic links"):
+        own(str(link), os.O_RDWR | os.O_CREAT)
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "nothing yet").exists()
+
+
+@pytest.mark.parametrize("opener", [own, regular])
+def test_a_fifo_is_refused_and_keeps_nobody_waiting(tmp_path: Path, opener: Any) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(OSError, match="no regular file"):
+        opener(str(fifo), os.O_RDWR)
+
+
+def test_a_file_of_another_user_is_not_added_to(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("no right to give a file to another user")
+    other = tmp_path / "other"
+    other.touch(0o666)
+    os.chown(other, 12345, 12345)
+    with pytest.raises(PermissionError, match="another user"):
+        own(str(other), os.O_RDWR)
+    with open(other, "rb", opener=regular) as file:
+        assert file.read() == b""
+
+
+def test_a_record_that_claims_to_have_a_terabyte_is_not_read(store: Store, tmp_path: Path) -> None:
+    job = store.create_job("job", model())
+    weights = np.zeros(job.layout.size, np.float32)
+    recorder = Recorder(tmp_path, "job", job.id, 0)
+    recorder.initial(weights, "0" * 32)
+    [file] = tmp_path.rglob("initial.*.f32")
+    os.truncate(file, 1 << 40)
+    with pytest.raises(Unproved, match="initial"):
+        Recorded(tmp_path, "job", job.id, job.layout, "fp32").initial()

@@ -11,6 +11,7 @@ that loses power loses its last files, and the digests say which.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ from kvps.arrays.digest import shard_digests, view
 from kvps.arrays.formats import Bytes, format_of
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.errors import KvpsError
-from kvps.machine.files import make_directory, private
+from kvps.machine.files import make_directory, private, regular
 from kvps.parsing import file_name
 from kvps.protocol.plan import Contribution
 from kvps_aggregator.verify.chain import Unproved
@@ -119,7 +120,9 @@ def _joined(paths: list[Path], sizes: list[int]) -> Bytes:
         if not size:  # the shard has nothing of the contribution's part, and so no file
             continue
         try:
-            parts.append(np.fromfile(path, np.uint8))
+            with open(path, "rb", opener=regular) as file:  # a sparse one may claim to have a terabyte
+                whole = os.fstat(file.fileno()).st_size == size
+                parts.append(np.fromfile(file, np.uint8, size if whole else 0))
         except FileNotFoundError:
             raise Unproved(f"{path} is missing: it was removed, or an aggregator ran without --record") from None
         except OSError as error:
