@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import socket
 import socketserver
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from kvps.errors import KvpsError
 
 MOST_REQUESTS = 64
-"""Requests that are answered at once, each by a thread of its own. A connection beyond these is closed."""
+"""Requests that are answered at once, each by a thread of its own. One more ends the oldest of them."""
+_LOOPBACK = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])\.?(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
 
 
 class HttpServer(ThreadingHTTPServer):
     """An HTTP server that prints nothing. It has its port when it is made. `option` is what a message calls it by.
 
-    Raises KvpsError for a port that cannot be had.
+    Who sends a request byte by byte, or reads the answer so, is cut off after `most_s` seconds, and earlier if others
+    come: a probe must find an answer however many connections somebody holds open. Raises KvpsError for a port that
+    cannot be had.
     """
 
     daemon_threads = True
     block_on_close = False
     request_queue_size = 16
+    most_s = 30.0
 
     def __init__(self, option: str, host: str, port: int, handler: Callable[..., BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._free = threading.Semaphore(MOST_REQUESTS)
+        self._began: dict[socket.socket, float] = {}  # the requests that are answered, oldest first
+        self._changing = threading.Lock()
         try:
             super().__init__((host, port), handler)
         except (OSError, UnicodeError) as error:
@@ -39,17 +48,50 @@ class HttpServer(ThreadingHTTPServer):
         socketserver.TCPServer.server_bind(self)  # without HTTPServer's search for the name of the host
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread, if there is one to spare: who holds connections open costs this process no more."""
-        if self._free.acquire(blocking=False):
+        """Answer on a thread of its own."""
+        with self._changing:
+            self._cut(len(self._began) - MOST_REQUESTS + 1)
+            # Threads of requests that were cut off may not have ended yet.
+            crowded = len(self._began) >= 2 * MOST_REQUESTS
+            if crowded:
+                self.shutdown_request(request)
+            else:
+                self._began[request] = time.monotonic()
+        if crowded:
+            return
+        try:
             super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        except RuntimeError:  # there can be no more threads
+            self._began.pop(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._changing:
+                del self._began[request]
+
+    def knows_name(self, host: str) -> bool:
+        """Return whether a request's Host is a name of this server.
+
+        Where only this machine reaches it, a page of another site may have a browser ask under that site's name, which
+        leads here (DNS rebinding). A program that is no browser may leave the name out.
+        """
+        is_ours = not host or _LOOPBACK.fullmatch(host)
+        return bool(is_ours) or not ipaddress.ip_address(str(self.server_address[0])).is_loopback
+
+    def service_actions(self) -> None:
+        """Cut off those that take too long; called between requests, twice a second."""
+        late = time.monotonic() - self.most_s
+        with self._changing:
+            self._cut(sum(began < late for began in self._began.values()))
+
+    def _cut(self, oldest: int) -> None:
+        """Cut off so many of the oldest requests; their threads then end."""
+        for request, _ in zip(self._began, range(oldest), strict=False):
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Print nothing: the client has closed its connection."""
@@ -58,11 +100,16 @@ class HttpServer(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler, ABC):
     """One request. `respond` of a subclass calls `answer`."""
 
+    server: HttpServer
+
     def do_GET(self) -> None:
-        self.respond()
+        if self.server.knows_name(self.headers.get("Host", "")):
+            self.respond()
+        else:
+            self.answer(421, "text/plain", b"this server does not have that name\n")
 
     def do_HEAD(self) -> None:
-        self.respond()
+        self.do_GET()
 
     @abstractmethod
     def respond(self) -> None:

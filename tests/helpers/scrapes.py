@@ -17,11 +17,14 @@ HERE = "127.0.0.1"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
-def ask(port: int, path: str = "/metrics", accept: str = "", method: str = "GET") -> tuple[int, str, str]:
+def ask(
+    port: int, path: str = "/metrics", accept: str = "", method: str = "GET", host: str = ""
+) -> tuple[int, str, str]:
     """Return the status, the content type and the text of one answer."""
     connection = http.client.HTTPConnection(HERE, port, timeout=30)
     try:
-        connection.request(method, path, headers={"Accept": accept} if accept else {})
+        headers = {"Accept": accept, "Host": host}
+        connection.request(method, path, headers={name: value for name, value in headers.items() if value})
         answer = connection.getresponse()
         return answer.status, answer.headers.get("Content-Type", ""), answer.read().decode()
     finally:

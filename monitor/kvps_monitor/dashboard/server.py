@@ -6,7 +6,10 @@ import errno
 import ipaddress
 import secrets
 import socket
+import time
 from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
 
 import uvicorn
 
@@ -18,6 +21,7 @@ from kvps_monitor.dashboard.app import application
 from kvps_monitor.dashboard.watches import Watches
 
 _MOST_CONNECTIONS = 1024
+_REQUEST_S = 10.0  # in which a request must have come
 _PATIENCE_S = 2.0  # viewers are told of a server that does not answer, and each look asks again
 _GRACE_S = 1  # for answers that are on their way at the end
 
@@ -53,15 +57,33 @@ def serve(store: Store, host: str, port: int, token: str, say: Callable[[str], N
 
 
 class _Server(uvicorn.Server):
-    """A server that ends at once: viewers of a job would stay for ever."""
+    """A server that ends at once: viewers of a job would stay for ever. A connection that has sent no whole request in
+    some seconds is closed, or else so many of them would take all room."""
 
     def __init__(self, config: uvicorn.Config, watches: Watches) -> None:
         super().__init__(config)
         self._watches = watches
+        self._since: dict[Any, float] = {}  # connections that have sent no request, oldest first
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look at the connections, ten times a second."""
+        now = time.monotonic()
+        waiting = {c: self._since.get(c, now) for c in self.server_state.connections if _is_waiting(c)}
+        self._since = dict(sorted(waiting.items(), key=itemgetter(1)))
+        crowd = len(self.server_state.connections) - _MOST_CONNECTIONS // 2
+        for place, (connection, since) in enumerate(self._since.items()):
+            if place < crowd or since < now - _REQUEST_S:
+                connection.transport.abort()
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._watches.close()
         await super().shutdown(sockets)
+
+
+def _is_waiting(connection: Any) -> bool:
+    """Return whether a connection has sent no request, or none since its last answer."""
+    return connection.cycle is None or connection.cycle.response_complete
 
 
 def _opened(bound: socket.socket, host: str) -> str:

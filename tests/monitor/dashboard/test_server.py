@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
+from contextlib import ExitStack
 from http.cookies import SimpleCookie
 from pathlib import Path
 
@@ -141,3 +143,14 @@ def test_it_writes_nothing(store: Store) -> None:
             shown.ask(f"/api/jobs{path}")
         assert (changes(), sorted(store.client.scan("*"))) == (before, keys)
         assert eventually(lambda: shown.json("/api/server")["viewers"] in ({}, {"j": 0}))
+
+
+@pytest.mark.slow
+def test_connections_that_send_no_request_keep_nobody_from_an_answer(store: Store) -> None:
+    """As many as uvicorn would answer with 503 for, to all."""
+    with dashboard(store.url) as shown, ExitStack() as stack:
+        for _ in range(1100):
+            half = stack.enter_context(socket.create_connection(("127.0.0.1", shown.port)))
+            half.sendall(b"GET / HTTP/1.1\r\nX: ")
+        assert eventually(lambda: shown.ask("/api/jobs")[0].status == 200)
+        assert [shown.ask("/api/jobs")[0].status for _ in range(20)] == [200] * 20

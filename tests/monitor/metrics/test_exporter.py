@@ -154,7 +154,7 @@ def test_what_happens_to_a_worker_is_counted_once(store: Store) -> None:
         assert set(counts.series("kvps_evictions_total").values()) == {0}
         job.evict(job.state().members["w3"])
         abandon(sessions.pop())
-        scrape = exported.until(kvps_evictions_total=1)
+        scrape = exported.until(kvps_evictions_total=1, kvps_worker_active=3)
         assert scrape.series("kvps_evictions_total")["j w3"] == 1
         assert scrape.series("kvps_worker_active", job="j") == {"w0": 1, "w1": 1, "w2": 1, "w3": 0}
         assert scrape.series("kvps_worker_heartbeat_age_seconds", job="j").keys() == {"w0", "w1", "w2"}

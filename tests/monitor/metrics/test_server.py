@@ -15,7 +15,7 @@ from kvps_monitor.metrics.table import TABLE
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 
 import kvps
-from kvps.machine.http_server import MOST_REQUESTS
+from kvps.machine.http_server import MOST_REQUESTS, HttpServer
 from kvps.store import Store
 
 
@@ -88,10 +88,37 @@ def test_many_who_hang_keep_nobody_from_an_answer(store: Store) -> None:
         silent = [socket.create_connection((HERE, exported.port)) for _ in range(20)]
         silent[0].sendall(b"\x00\xff\r\n\r\n")
         assert exported.scrape().value("kvps_up") == 1
-        while len(silent) <= MOST_REQUESTS:  # the first one has its answer
+        while len(silent) <= 3 * MOST_REQUESTS:
             silent.append(socket.create_connection((HERE, exported.port)))
-        with socket.create_connection((HERE, exported.port), timeout=8) as one_more:
-            assert one_more.recv(1) == b"", "it is closed, and has no thread"
+            silent[-1].sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        for _ in range(5):
+            assert ask(exported.port)[0] == 200
+        silent[1].settimeout(90)
+        assert silent[1].recv(1) == b"", "the oldest are closed for those that come"
+        assert sum(thread.name.startswith("Thread-") for thread in threading.enumerate()) <= 2 * MOST_REQUESTS
         for each in silent:
             each.close()
-        assert eventually(lambda: ask(exported.port)[0] == 200)
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Send one byte, and return whether it could be sent."""
+    try:
+        connection.sendall(b"a")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_who_sends_a_request_byte_by_byte_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HttpServer, "most_s", 0.5)
+    with exporting(store) as exported, socket.create_connection((HERE, exported.port)) as slow:
+        assert eventually(lambda: not _is_open(slow))
+        assert ask(exported.port)[0] == 200
+
+
+@pytest.mark.parametrize(("host", "status"), [("evil.example", 421), ("localhost:1", 200), ("127.0.0.1", 200)])
+def test_a_page_of_another_site_learns_nothing(store: Store, host: str, status: int) -> None:
+    """Its owner can point a name of his at this machine."""
+    with exporting(store) as exported:
+        assert ask(exported.port, host=host)[0] == status
