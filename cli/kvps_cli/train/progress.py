@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import typer
@@ -181,6 +182,11 @@ class Followed:
         if self.over:
             self._finished(state)
 
+    def say_end(self) -> None:
+        """Say how far the job was, if it has not finished."""
+        if self._state and not self.over:
+            log.info("job %s ends at version %d, before it has finished", self.job.name, self._state.version)
+
     def check(self, supervisor: Supervisor, copies: Copies, ended: dict[str, bool]) -> None:
         """Keep the job served. Raises KvpsError if it cannot finish: too many workers have `ended`, and whether they
         failed, before they had joined, or all aggregators failed."""
@@ -199,7 +205,17 @@ class Followed:
 
 def follow(supervisor: Supervisor, followed: Callable[[], Sequence[Followed]], copies: Copies) -> None:
     """Show the jobs until their workers have ended and all their contributions are committed. `followed` returns those
-    that are there. Raises KvpsError if one of them cannot finish."""
+    that are there. Raises KvpsError if one of them cannot finish. After Ctrl-C a line says how far each is."""
+    try:
+        _follow(supervisor, followed, copies)
+    except KeyboardInterrupt:
+        with suppress(KvpsError):
+            for each in followed():
+                each.say_end()
+        raise
+
+
+def _follow(supervisor: Supervisor, followed: Callable[[], Sequence[Followed]], copies: Copies) -> None:
     while not copies.over([each.job for each in followed()]):
         supervisor.watch(POLL_S)
         jobs = followed()

@@ -1,10 +1,10 @@
-"""SIGTERM to `kvps run`: the copies end after the same round, a checkpoint is written, and the run may be resumed.
-
-Ctrl-C, and a second SIGTERM, end everything at once.
+"""Ctrl-C and SIGTERM to `kvps run`: the copies end after the same round, a checkpoint is written, and the run may be
+resumed. A second one ends everything at once.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Sequence
@@ -19,45 +19,54 @@ from kvps_cli.long_work import LongWork
 from kvps_cli.supervise import Supervisor
 from kvps_cli.train.kept_files import KeptFiles
 
+log = logging.getLogger("kvps.supervise")
+
+_WORDS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _QUIET_S = 2.0  # after the end of all copies, the aggregator commits what it can commit in less
 
 
 class Stop:
-    """Hears SIGTERM inside the block, where `possible`; then has the copies of a job end.
+    """Hears Ctrl-C and SIGTERM inside the block, where `possible`; then has the copies of a job end.
 
-    asked  whether SIGTERM came
+    asked  whether one of them came
     """
 
     def __init__(self, possible: bool) -> None:
         self.asked = False
         self._possible = possible
+        self._word = ""
         self._told = set[str]()  # ids of jobs
-        self._before: signal._HANDLER = signal.SIG_DFL
+        self._before: dict[int, signal._HANDLER] = {}
         self._quiet_since: dict[str, tuple[int, float]] = {}  # job id -> the version, and since when it is the newest
 
     def __enter__(self) -> Stop:
         if self._possible:
-            self._before = signal.signal(signal.SIGTERM, self._hear)
+            self._before = {number: signal.signal(number, self._hear) for number in _WORDS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._possible and not self.asked:
-            signal.signal(signal.SIGTERM, self._before)
+        if not self.asked:
+            self._give_back()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        signal.signal(signal.SIGTERM, self._before)  # a second one ends everything at once
+        self.asked, self._word = True, _WORDS[number]
+        self._give_back()  # a second one ends everything at once
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def tell(self, supervisor: Supervisor, jobs: Sequence[Job]) -> None:
-        """Tell the copies to end, if SIGTERM came: once for each job, also one that is made meanwhile."""
+        """Tell the copies to end, if a signal came: once for each job, also one that is made meanwhile."""
         if not self.asked:
             return
         began = not self._told
         for job in jobs:
             if job.id not in self._told:
                 self._told.add(job.id)
-                job.suspend("kvps run was sent SIGTERM")
+                job.suspend(f"kvps run was sent {self._word}")
         if began:
+            log.info("%s: waits until all copies have done the same round; a second one ends them at once", self._word)
             supervisor.stop()
 
     def over(self, state: State) -> bool:

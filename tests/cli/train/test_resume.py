@@ -111,13 +111,15 @@ def test_a_run_that_is_stopped_twice_ends_with_the_bits_of_one_that_is_not(
     here: Path, start: Any, script: str, workers: tuple[int, ...]
 ) -> None:
     version = 0
-    for turn, number in enumerate(workers[:2]):
-        running = start(*line(script, number))
+    for turn, copies in enumerate(workers[:2]):
+        running = start(*line(script, copies))
         seen = running.until("goes on at version" if turn else "begins anew")
         assert f"goes on at version {version}, from " in seen or not turn
         assert eventually(at(script, version + 8))
-        running.process.send_signal(signal.SIGTERM)
+        number, word = ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C"))[turn]
+        running.process.send_signal(number)
         rest = running.output(os.EX_TEMPFAIL)
+        assert f"{word}: waits until all copies have done the same round; a second one ends them at once" in rest
         (stopped,) = re.findall(r"^stopped at version (\d+), can be resumed: the same command goes on$", rest, re.M)
         version = int(stopped)
         assert last(script).version == version
