@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -168,15 +169,16 @@ def _begin(
 
 
 def _checked(command: Sequence[str]) -> list[str]:
-    """Return the command with the full path of its program. Raises InvalidSetting if there is no such program."""
+    """Return the command with the full path of its program, which for a file that ends in .py is this Python. Raises
+    InvalidSetting if there is no such program or file."""
     if not command:
-        raise InvalidSetting("there is nothing to run: give a command, as in kvps run -w 4 -- python train.py")
+        raise InvalidSetting("there is nothing to run: give a script or a command, as in kvps run -w 4 train.py")
+    is_script = Path(command[0]).suffix == ".py"
+    if is_script and Path(command[0]).is_file():
+        return [sys.executable, *command]
     program = shutil.which(command[0])
     if program is None:
-        script = Path(command[0]).suffix == ".py"
-        raise InvalidSetting(
-            f"there is no program {command[0]!r} to run" + (f": try kvps run -- python {command[0]}" if script else "")
-        )
+        raise InvalidSetting(f"there is no {'file' if is_script else 'program'} {command[0]!r} to run")
     return [program, *command[1:]]
 
 

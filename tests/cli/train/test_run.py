@@ -279,6 +279,15 @@ def test_a_copy_that_does_not_end_is_killed_after_the_grace_and_named(home: Path
     assert re.search(r"^w0 \(process \d+\) did not end within 0.5 s and was killed \(SIGKILL\)$", rest, re.M)
 
 
+def test_a_file_is_run_by_this_python_and_what_follows_is_its_own(home: Path, here: Path) -> None:
+    (here / "plain.py").write_text("import sys; print(sys.executable, *sys.argv[1:])\n")
+    for words in (["plain.py"], ["--", "plain.py"], ["./plain.py"]):
+        done = kvps_run("run", "-w", "1", *words, "-w", "7", "--help")
+        assert done.stdout == f"w0: {sys.executable} -w 7 --help\n", done.stderr
+    done = kvps_run("run", "nothing.py")
+    assert (done.returncode, done.stderr) == (2, "kvps: error: there is no file 'nothing.py' to run\n")
+
+
 def test_a_single_copy_computes_with_all_threads_and_is_told_if_that_decides_the_bits(
     home: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
