@@ -96,10 +96,23 @@ def existing_store(redis: str | None) -> Store:
 
 
 @contextmanager
-def existing_job(redis: str | None, name: str) -> Iterator[Job]:
-    """Open a job on a server that runs. In the block, errors about what is stored for the job name it."""
-    with existing_store(redis) as store, readable(name):
-        yield store.job(name)
+def existing_job(redis: str | None, name: str | None) -> Iterator[Job]:
+    """Open a job on a server that runs, without a name its only one. In the block, errors about what is stored for the
+    job name it."""
+    with existing_store(redis) as store:
+        name = name or only_job(store)
+        with readable(name):
+            yield store.job(name)
+
+
+def only_job(store: Store) -> str:
+    """Return the name of the only job. Raises JobNotFound, InvalidSetting."""
+    names = store.jobs()
+    if not names:
+        raise JobNotFound("no jobs are on this server: start one with kvps up digits or kvps create TASK --job NAME")
+    if len(names) > 1:
+        raise InvalidSetting(f"this server has several jobs ({', '.join(names)}): say which one")
+    return names[0]
 
 
 def existing_url(redis: str | None) -> str:

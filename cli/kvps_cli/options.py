@@ -22,6 +22,10 @@ TaskName = Annotated[
     str, typer.Argument(metavar="TASK", help="digits, or MODULE:ATTRIBUTE of a module in this directory.")
 ]
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
+AnyJobName = Annotated[
+    str | None,
+    typer.Argument(metavar="[JOB]", help="Name of the job. Without it the only one.", show_default=False),
+]
 NewJobName = Annotated[
     str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the task's")
 ]

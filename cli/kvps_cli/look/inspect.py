@@ -28,7 +28,7 @@ Weights = Mapping[str, Array]
 
 
 def inspect(
-    job: options.JobName,
+    job: options.AnyJobName = None,
     parameter: Annotated[
         str | None,
         typer.Argument(

@@ -28,7 +28,7 @@ Facts = Mapping[str, Any]
 
 
 def log(
-    job: options.JobName,
+    job: options.AnyJobName = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with each event as it happens.")] = False,
     last: Annotated[
         int,

@@ -24,7 +24,7 @@ _OF_PROCESS = ("device", "host", "pid")
 _LAST = 200  # iterations of each worker
 
 
-def status(job: options.JobName, as_json: options.AsJson = False, redis: options.Redis = None) -> None:
+def status(job: options.AnyJobName = None, as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     """Show one job: its version, vector clock and workers, and which aggregators hold its shards."""
     with connect.existing_job(redis, job) as opened:
         state = opened.state()
@@ -38,7 +38,7 @@ def status(job: options.JobName, as_json: options.AsJson = False, redis: options
         printable(palette.job_does(view.state, view.waits_for, view.why)), palette.STYLES[palette.tone(view.state)]
     )
     task = c.metadata.task or "made in Python"
-    console.print(Text.assemble((job, "bold"), "  ", does, f"  {task}  {c.mode}  {c.optimizer}"))
+    console.print(Text.assemble((opened.name, "bold"), "  ", does, f"  {task}  {c.mode}  {c.optimizer}"))
     console.print(f"version {view.version:,}  head {view.head[:12]}  {counted(view.backlog, 'contribution')} waiting")
     if view.units_text:
         console.print(view.units_text)

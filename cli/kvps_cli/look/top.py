@@ -10,7 +10,7 @@ from kvps_monitor.live import JobWatch
 from kvps_monitor.top import rows
 from kvps_monitor.views import JobView
 
-from kvps.errors import InvalidSetting, JobNotFound
+from kvps.errors import InvalidSetting
 from kvps.job import readable
 from kvps.store import Store
 from kvps_cli import connect, options
@@ -38,7 +38,7 @@ def top(
     """
     with connect.existing_store(redis) as store:
         if once or as_json:
-            name = job or _only_job(store)
+            name = job or connect.only_job(store)
             with readable(name):
                 view = JobWatch(store.job(name)).look()
             if as_json:
@@ -47,16 +47,6 @@ def top(
                 _print(view)
         else:
             _show(store, job)
-
-
-def _only_job(store: Store) -> str:
-    """Return the name of the only job. Raises JobNotFound, InvalidSetting."""
-    names = store.jobs()
-    if not names:
-        raise JobNotFound("no jobs are on this server: start one with kvps up digits or kvps create TASK --job NAME")
-    if len(names) > 1:
-        raise InvalidSetting(f"this server has several jobs ({', '.join(names)}): say which, as kvps top {names[0]}")
-    return names[0]
 
 
 def _show(store: Store, name: str | None) -> None:

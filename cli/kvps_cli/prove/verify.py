@@ -39,7 +39,7 @@ from kvps_cli.supervise import SAME_BITS
 
 
 def verify(
-    job: options.JobName,
+    job: options.AnyJobName = None,
     record: Annotated[
         Path | None,
         options.existing_directory(
@@ -65,15 +65,15 @@ def verify(
     if record is None:
         _compute_as_workers_do()
     with connect.existing_store(redis) as store:
-        opened = store.job(job)
+        opened = store.job(job or connect.only_job(store))
         with LongWork(quiet, as_json) as work:
             state, proof = proof_of(opened, record, checkpoints, Checkpoint.load(start) if start else None, work)
     if as_json:
-        print_json({"job": job, "version": state.version} | dataclasses.asdict(proof))
+        print_json({"job": opened.name, "version": state.version} | dataclasses.asdict(proof))
     else:
         _show(state, proof, opened.config)
     if proof.differs:
-        raise KvpsError(f"job {job}: {proof.differs}")
+        raise KvpsError(f"job {opened.name}: {proof.differs}")
 
 
 def proof_of(

@@ -61,14 +61,17 @@ def test_once_prints_a_table(store: Store, printed: Callable[..., str]) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_name_there_must_be_one_job(store: Store) -> None:
+def test_without_a_name_there_must_be_one_job(store: Store, printed: Callable[..., str]) -> None:
     where = {"KVPS_REDIS_URL": store.url}
     none = "no jobs are on this server: start one with kvps up digits or kvps create TASK --job NAME"
     assert refused("top", "--once", code=1, **where) == none
-    for name in ("a", "b"):
-        store.create_job(name, model(), workers=2)
-    several = "this server has several jobs (a, b): say which, as kvps top a"
-    assert refused("top", "--json", **where) == several
+    store.create_job("a", model(), workers=2)
+    for command in (["status"], ["log"], ["inspect"], ["verify"], ["top", "--once"]):
+        assert printed(*command, **where) == printed(*command[:1], "a", *command[1:], **where)
+    store.create_job("b", model(), workers=2)
+    several = "this server has several jobs (a, b): say which one"
+    for command in (["top", "--json"], ["status"], ["log"], ["inspect"], ["verify"]):
+        assert refused(*command, **where) == several
     assert "'c'" in refused("top", "c", "--once", code=1, **where)
     words = "kvps top draws on a terminal, and here is none: give --once or --json"
     assert refused("top", "a", **where) == words
