@@ -14,6 +14,7 @@ CA, CERTIFICATE, KEY = "KVPS_TLS_CA", "KVPS_TLS_CERT", "KVPS_TLS_KEY"
 """The environment variables of the files for TLS; `kvps_cli.server_options` has an option for each."""
 PASSWORD_FILE = "KVPS_REDIS_PASSWORD_FILE"
 _MOST_PASSWORD = 512
+_SECRETS = Path("/run/secrets")  # where Compose puts them
 
 _WHAT = {
     "ssl_ca_certs": "the file of the certificate authority",
@@ -52,7 +53,8 @@ def read_password(path: Path, what: str = "password") -> str:
     InvalidSetting.
 
     The file must be its owner's alone, as ssh asks of keys. A group may read a file of root's, as PostgreSQL allows it
-    for keys: Kubernetes gives a secret to a process that is not root in no other way.
+    for keys: Kubernetes gives a secret to a process that is not root in no other way. Compose gives it as a file of
+    root's that all users of the container may read, and its reader cannot change that.
     """
     try:
         status = path.stat()
@@ -60,8 +62,11 @@ def read_password(path: Path, what: str = "password") -> str:
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise InvalidSetting(f"the {what} file {path} cannot be read: {why}") from None
-    if status.st_mode & (0o037 if status.st_uid == 0 and os.geteuid() else 0o077):
-        raise InvalidSetting(f"the {what} file {path} can be read by others: chmod 600 {path}")
+    of_root, theirs = status.st_uid == 0, status.st_uid != os.geteuid()
+    is_secret = of_root and _SECRETS in path.absolute().parents
+    if status.st_mode & (0o033 if is_secret else 0o037 if of_root and theirs else 0o077):
+        advice = f"its owner must chmod {440 if of_root else 600} it" if theirs else f"chmod 600 {path}"
+        raise InvalidSetting(f"the {what} file {path} can be read by others: {advice}")
     if not 0 < len(text) <= _MOST_PASSWORD or not text.isprintable() or " " in text:
         raise InvalidSetting(
             f"the {what} file {path} must hold one line of 1 to {_MOST_PASSWORD} characters without spaces"

@@ -17,6 +17,7 @@ from helpers.servers import free_port, running_server
 from helpers.waiting import eventually
 
 import kvps
+from kvps.connection import credentials
 from kvps.connection.credentials import read_password
 from kvps.connection.sockets import connection_settings
 
@@ -152,6 +153,25 @@ def test_a_file_of_roots_may_be_read_by_the_group_that_it_is_for(
     file = tmp_path / "password"
     file.write_text(SECRET)
     file.chmod(mode)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    if accepted:
+        assert read_password(file) == SECRET
+    else:
+        advice = rf"chmod 600 {file}" if user == 0 else "its owner must chmod 440 it"
+        with pytest.raises(kvps.InvalidSetting, match=f"can be read by others: {advice}"):
+            read_password(file)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of root's")
+@pytest.mark.parametrize(("mode", "user", "accepted"), [(0o444, 10001, True), (0o444, 0, True), (0o464, 0, False)])
+def test_a_secret_of_compose_may_be_read_by_all_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, user: int, accepted: bool
+) -> None:
+    file = tmp_path / "secrets" / "password"
+    file.parent.mkdir()
+    file.write_text(SECRET)
+    file.chmod(mode)
+    monkeypatch.setattr(credentials, "_SECRETS", file.parent)
     monkeypatch.setattr(os, "geteuid", lambda: user)
     if accepted:
         assert read_password(file) == SECRET
