@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +26,7 @@ from kvps_workers.task import blamed
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, KvpsError, counted
+from kvps.errors import InvalidSetting, KvpsError, counted, shown
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
 from kvps.history.log_stream import LogStream
@@ -36,6 +38,8 @@ from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
 from kvps_cli.output import print_json
 from kvps_cli.supervise import SAME_BITS
+
+_HEAD = re.compile("[0-9a-f]{12,40}")
 
 
 def verify(
@@ -53,6 +57,10 @@ def verify(
         Path | None,
         typer.Option("--from", metavar="FILE", help="Replay from this checkpoint on instead of from version 0."),
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(metavar="HEAD", help="Prove too that a version has this head, which was noted elsewhere before."),
+    ] = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
     redis: options.Redis = None,
@@ -62,18 +70,35 @@ def verify(
     Gradients are computed again if the job has a task: on the CPU with one thread, as in kvps up.
     With --record, they are read from files instead.
     """
+    if head and not _HEAD.fullmatch(head):
+        raise InvalidSetting(f"--head wants 12 to 40 hexadecimal digits, as kvps status shows them, not {shown(head)}")
     if record is None:
         _compute_as_workers_do()
     with connect.existing_store(redis) as store:
         opened = store.job(job or connect.only_job(store))
         with LongWork(quiet, as_json) as work:
             state, proof = proof_of(opened, record, checkpoints, Checkpoint.load(start) if start else None, work)
+            at = _version_of(head, Log(LogStream(opened.access), state, checkpoints)) if head else None
     if as_json:
-        print_json({"job": opened.name, "version": state.version} | dataclasses.asdict(proof))
+        noted = {"noted": at} if head else {}
+        print_json({"job": opened.name, "version": state.version} | dataclasses.asdict(proof) | noted)
     else:
         _show(state, proof, opened.config)
+        if at is not None:
+            print(f"noted       version {at} has the head {head}")
     if proof.differs:
         raise KvpsError(f"job {opened.name}: {proof.differs}")
+    if head and at is None:
+        raise KvpsError(
+            f"job {opened.name}: no version has the head {head}: the log was written anew after that was noted, or "
+            f"begins later (--checkpoints DIR reads what was moved)"
+        )
+
+
+def _version_of(head: str, log: Log) -> int | None:
+    """Return the version that has a head, of which the first digits are given; None if none has."""
+    heads = chain([log.begin[:2]], ((commit.version, commit.head) for commit in log.commits()))
+    return next((version for version, each in heads if each.startswith(head)), None)
 
 
 def proof_of(

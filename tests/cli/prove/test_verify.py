@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from hashlib import sha1
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.commands import TINY, kvps_run, refused
+from helpers.harness import aggregating, gradient, log_entries, model, work
 
 import kvps
 
@@ -37,9 +40,9 @@ class Task:
 """
 
 
-def _verified(*arguments: str) -> list[str]:
-    done = kvps_run("verify", *arguments, "--quiet")
-    assert (done.returncode, done.stderr) == (0, "")
+def _verified(*arguments: str, **environment: str) -> list[str]:
+    done = kvps_run("verify", *arguments, "--quiet", **environment)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.splitlines()
 
 
@@ -54,6 +57,35 @@ def test_what_up_trained_is_verified(lasting: kvps.Store) -> None:
     assert f"sha256 {report['weights_sha256']}: in Redis as made by the replay" in weights
     proof = json.loads(_verified("job", "--record", "kept", "--json")[0])
     assert (proof["by"], proof["replayed"], proof["differs"]) == ("recorded", state.version, "")
+
+
+def _with_authors_swapped(plan: str) -> str:
+    """Say that each of two workers has pushed the gradient of the other."""
+    return re.sub(r'(w0 [^"]*) (\w+)","(w1 [^"]*) (\w+)"', r'\1 \4","\3 \2"', plan)
+
+
+def test_a_log_that_was_written_anew_has_not_the_head_that_was_noted(store: kvps.Store) -> None:
+    """A worker may do that. Each entry fits the one before, and says that another has pushed what he did."""
+    job = store.create_job("job", model(), workers=2)
+    with aggregating(job):
+        work(job, 3, lambda session, params, round_: gradient(params, session.rank, round_), 2)
+        job.await_finished()
+    where, noted, keys = {"KVPS_REDIS_URL": store.url}, job.state().head, job.access.keys
+    assert f"noted       version 3 has the head {noted[:12]}" in _verified("job", "--head", noted[:12], **where)
+    entries, head = list(log_entries(job)), job.state().begin.head
+    store.client.call("DEL", keys.commits)
+    for _, fields in entries:
+        if fields["kind"] == "commit":
+            plan = _with_authors_swapped(fields["plan"]).replace(json.loads(fields["plan"])["head"], head)
+            head = sha1(f"{head}\n{plan}\n{fields['shards']}".encode()).hexdigest()
+            fields |= {"plan": plan, "head": head}
+        store.client.call("XADD", keys.commits, "*", *(part for pair in fields.items() for part in pair))
+    store.client.call("HSET", keys.version, "head", head)
+    assert _verified("job", **where)[0].startswith("chain       3 commits, 6 contributions: unbroken")
+    done = kvps_run("verify", "job", "--quiet", "--head", noted, **where)
+    assert done.returncode == 1
+    assert f"kvps: error: job job: no version has the head {noted}" in done.stderr
+    assert "12 to 40 hexadecimal digits" in refused("verify", "job", "--head", "main", **where)
 
 
 def test_a_task_that_changed_is_told_from_one_that_did_not(
