@@ -14,7 +14,7 @@ import typer
 
 import kvps
 from kvps.connection import patience
-from kvps.errors import KvpsError, UsageError
+from kvps.errors import KvpsError, UsageError, some_of
 from kvps_cli.commands import Commands
 from kvps_cli.help_text import WIDEST
 
@@ -80,16 +80,34 @@ def _run(app: typer.Typer) -> int:
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             return 2
-        return _fail(_instead(error) or error.format_message(), 2)
+        return _fail(_instead(error) or error.format_message() + _elsewhere(error, app), 2)
 
 
 def _instead(error: Exception) -> str:
-    """Return what takes the place of an unknown option, if an older version of kvps had it, else ""."""
+    """Return what takes the place of an unknown option, if an older version of kvps had it, or which tasks there are if
+    one is missing, else ""."""
     from kvps.config.gone import GONE, OF_SCRIPTS
 
+    if type(error).__name__ == "MissingParameter" and getattr(getattr(error, "param", None), "name", "") == "task":
+        return "TASK is missing: digits, or MODULE:ATTRIBUTE of a module in this directory"
     option = getattr(error, "option_name", "")
     instead = (GONE | OF_SCRIPTS).get(option.removeprefix("--").replace("-", "_"))
     return f"there is no {option} any more: {instead}" if instead else ""
+
+
+def _elsewhere(error: Exception, app: typer.Typer) -> str:
+    """Return which commands have an option that another one was given, "" for any other error."""
+    if type(error).__name__ != "NoSuchOption":
+        return ""
+    option, found = getattr(error, "option_name", ""), []
+    for name, command in getattr(typer.main.get_command(app), "commands", {}).items():
+        parts = getattr(command, "commands", None) or {"": command}
+        found += [
+            f"kvps {name} {part}".rstrip()
+            for part, each in parts.items()
+            if any(option in param.opts for param in each.params)
+        ]
+    return f"; {some_of(found)} {'has' if len(found) == 1 else 'have'} it" if found else ""
 
 
 def _flushed(code: int) -> int:

@@ -22,7 +22,7 @@ class Child:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     mark: str
     heard: threading.Event  # set when it has ended and its output was read
     own: bool  # a command of kvps, not a program of the user
@@ -36,6 +36,7 @@ class Child:
     leaving: float = 0.0  # when it was asked to leave; 0 if it was not
     recalled: bool = False  # it is wanted again, once it has left
     retried: bool = False  # it ended with an error, and is started again
+    bar: str = ""  # the newest text that it has drawn over an earlier one, as a progress bar
 
     def __str__(self) -> str:
         return f"{self.name} (process {self.process.pid})"
@@ -92,7 +93,7 @@ class Line(NamedTuple):
     result: bool
 
 
-def signal_group(popen: subprocess.Popen[str], number: int) -> None:
+def signal_group(popen: subprocess.Popen[bytes], number: int) -> None:
     """Signal a child and its descendants: each child leads a process group."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(popen.pid, number)

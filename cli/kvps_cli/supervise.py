@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import queue
@@ -92,8 +93,6 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",  # a decoding error would end the reader, and the pipe would fill
             start_new_session=True,  # so that Ctrl-C reaches the children once, from here
         )
         mark, heard = process.mark(popen.pid), threading.Event()
@@ -108,11 +107,11 @@ class Supervisor:
         threading.Thread(target=self._hear, args=(child, popen, heard), name=f"kvps-hear-{name}", daemon=True).start()
         return child
 
-    def _hear(self, child: Child, popen: subprocess.Popen[str], heard: threading.Event) -> None:
+    def _hear(self, child: Child, popen: subprocess.Popen[bytes], heard: threading.Event) -> None:
         """Wait for a process to end, kill its descendants, which may hold its pipes, and hear the rest of them."""
         assert popen.stdout is not None
         assert popen.stderr is not None
-        pipes = (popen.stdout, not child.own), (popen.stderr, False)
+        pipes = (_text(popen.stdout), not child.own), (_text(popen.stderr), False)
         readers = [threading.Thread(target=self._read, args=(child, *pipe), daemon=True) for pipe in pipes]
         for reader in readers:
             reader.start()
@@ -129,6 +128,10 @@ class Supervisor:
     def _read(self, child: Child, pipe: IO[str], result: bool) -> None:
         with pipe:
             for line in pipe:
+                if line.endswith("\r"):  # what follows is drawn over it: a progress bar
+                    child.bar = line.strip() or child.bar
+                    continue
+                child.bar = ""
                 self._lines.put(Line(f"{child.name}: {line.rstrip()}", result))
                 if not result and any(end in line for end in _NO_INPUT):
                     alone = "kvps worker on a terminal of its own" if child.own else "the script without kvps run"
@@ -294,6 +297,11 @@ class Supervisor:
                 log.warning("%s did not end within %g s and was killed (SIGKILL)", child, self._care.grace_s)
                 child.process.kill()
             child.heard.wait()
+
+
+def _text(pipe: IO[bytes]) -> IO[str]:
+    """Return a pipe as lines that end as they were written, some with \\r alone."""
+    return io.TextIOWrapper(pipe, errors="replace", newline="")  # a decoding error would end the reader
 
 
 def _has_finished(worker: str, state: State, config: JobConfig) -> bool:

@@ -13,6 +13,7 @@ can read half a reply of another.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import time
 from collections import deque
@@ -293,6 +294,8 @@ def connection_settings(url: str) -> dict[str, Any]:
     except ValueError as error:
         # Show neither the URL nor urllib's message: where the password of a malformed URL ends is unknown.
         why = f" ({error})" if str(error).startswith("Invalid value for ") else ""
+        if re.fullmatch(r"[\w.-]+:[0-9]{1,5}(/[0-9]*)?", url, re.ASCII):  # no password fits into this
+            raise InvalidSetting(f"{url} is no URL: did you mean redis://{url}?") from None
         raise InvalidSetting(
             f"not a Redis URL{why}: write redis://HOST:PORT, rediss://HOST:PORT, unix:///PATH or "
             f"redis+sentinel://HOST:PORT,HOST:PORT/NAME; percent-encode all characters of a password but letters and "

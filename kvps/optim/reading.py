@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from difflib import get_close_matches
 from typing import Any
 
 from kvps.errors import InvalidSetting, shown
@@ -71,7 +72,9 @@ def _numbers(text: str, written: str | None, known: dict[str, Any]) -> dict[str,
 
 def _optimizer(kind: object) -> type[Optimizer]:
     if not isinstance(kind, str) or kind not in OPTIMIZERS:
+        near = "".join(f"did you mean {name}? " for name in get_close_matches(str(kind), OPTIMIZERS, 1))
+        known = ", ".join(OPTIMIZERS)
         raise InvalidSetting(
-            f"optimizer {shown(kind)} is unknown: use one of {', '.join(OPTIMIZERS)}, or your own as module:Class"
+            f"optimizer {shown(kind)} is unknown: {near}use one of {known}, or your own as module:Class"
         )
     return OPTIMIZERS[kind]

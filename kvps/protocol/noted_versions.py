@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvps.parsing import STAGED_NAME, Fields
-
-_MOST_PIN = 64 << 20
+from kvps.parsing import MOST_PIN, STAGED_NAME, Fields
 
 
 class Mirrored(NamedTuple):
@@ -31,6 +29,6 @@ class Pin(NamedTuple):
     @classmethod
     def of(cls, text: object, shards: int) -> Pin:
         """Parse the text that `pin.lua` keeps of a job with so many shards. Raises CorruptData."""
-        pin = Fields.of_json(text, "the pin", _MOST_PIN)
+        pin = Fields.of_json(text, "the pin", MOST_PIN)
         names = pin.fields("names")
         return cls(pin.whole("version"), tuple(names.matching(str(i), *STAGED_NAME) for i in range(shards)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,9 +13,10 @@ import pytest
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.lua_sources import Sources, bare
 from helpers.units import ZERO
+from kvps_aggregator import Aggregator, Outcome
 
 from kvps.errors import KvpsError, ServerError
-from kvps.parsing import LARGEST_RANK, MOST_WORKERS
+from kvps.parsing import LARGEST_RANK, MOST_PIN, MOST_WORKERS
 from kvps.store import Store
 
 LUA = Sources("kvps.protocol")
@@ -197,6 +199,40 @@ def test_the_time_of_leaving_grows_with_the_text_of_a_unit(store: Store, raw: An
     """A quadratic time would be 2,500 times as long, and this test take a minute."""
     short, long = (_microseconds_of_leave(store, raw, length) for length in (2_000, 100_000))
     assert long < 200 * short
+
+
+@pytest.mark.contract
+def test_a_long_pin_is_not_sent_with_every_answer(store: Store, raw: Any) -> None:
+    job = store.create_job("job", model(), workers=1)
+    raw.set(job.access.keys.pin, "x" * 20_000_000, px=600_000)
+    with aggregating(job), job.join("w0") as session:
+        session.push(gradient(session.pull(), 0, 0))
+        await_version(job, 1)
+        before = raw.info("stats")["total_net_output_bytes"]
+        assert len(job.access.scripts.plan().pin) <= MOST_PIN + 1
+        assert raw.info("stats")["total_net_output_bytes"] - before < 2_000_000
+    assert '"version":1' in job.access.scripts.pin(1), "a reader puts another in its place"
+
+
+@pytest.mark.contract
+def test_nothing_is_committed_without_an_entry_in_the_log(store: Store, raw: Any) -> None:
+    """An evaluator may write the log, and so give an entry the highest id: none fits behind that."""
+    job = store.create_job("job", model(), workers=1)
+    aggregator = Aggregator(job, threading.Event())
+    aggregator.hold()
+    with job.join("w0") as session:
+        session.push(gradient(session.pull(), 0, 0))
+        highest = f"{2**64 - 1}-{2**64 - 1}"
+        raw.xadd(job.access.keys.commits, {"kind": "x"}, id=highest)
+        for _ in range(2):
+            with pytest.raises(ServerError, match="exhausted"):
+                aggregator.work()
+        state = job.state()
+        assert (state.version, dict(state.clock)) == (0, {"w0": 0})
+        raw.delete(job.access.keys.commits)
+        assert aggregator.work() is Outcome.COMMITTED
+        assert dict(job.state().clock) == {"w0": 1}
+    aggregator.release()
 
 
 def _microseconds_of_commit(store: Store, raw: Any, text: str) -> int:

@@ -53,7 +53,7 @@ def test_an_included_file_names_what_it_uses_and_is_used() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "misfit"),
     [
-        ("keys.pin)", "keys.pins)", "key pins is not in the header"),
+        ("keys.pin,", "keys.pins,", "key pins is not in the header"),
         ("rounds:zset turns", "rounds:zset wish(shard):string turns", "key wish is only in the header"),
         (" plan_id version", " plan_id version more", "argument more is never read"),
         (" plan_id version", " plan_id digits version", "argument digits hides an included function"),

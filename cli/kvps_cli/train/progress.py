@@ -7,8 +7,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import typer
@@ -52,6 +53,7 @@ class Display:
         self._next_line = 0.0
         self._final: int | None = None  # the version for which the last line was printed
         self._rate = 0.0  # contributions in a second when workers were last at work
+        self.bars: Mapping[str, str] = {}  # of each copy that draws a progress bar of its own
         self._live: Live | None = None
         if self._console.is_terminal and not quiet:
             # Rich prints stdout above the table if stdout is a terminal; it must not touch output into a file.
@@ -128,13 +130,14 @@ class Display:
                 f"{w.shares.get(WAIT, 0.0):.0%}",
                 palette.doing(w),
             )
+        bars = [Text.from_ansi(coloured(f"{name}: {bar}"), no_wrap=True) for name, bar in self.bars.items()]
         if not c.units:
-            return Group(title, table)
+            return Group(title, table, *bars)
         done = Table.grid(padding=(0, 2))
         done.add_column(no_wrap=True)
         done.add_column(no_wrap=True)
         done.add_row(ProgressBar(total=c.units, completed=view.units_done, width=16), Text(view.units_text))
-        return Group(title, done, table)
+        return Group(title, done, table, *bars)
 
 
 def _left(view: JobView) -> str:
@@ -174,8 +177,9 @@ class Followed:
         self._holders = [""] * job.layout.shards
         self._state: State | None = None
 
-    def look(self, last: bool = False) -> None:
-        """Show the job as it is now."""
+    def look(self, last: bool = False, bars: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Show the job as it is now, with the progress bars that copies draw."""
+        self._display.bars = bars
         self._state = state = self.job.state()
         self.over = state.finished(self.job.config)
         self._display.show(state, last=last or self.over)
@@ -223,8 +227,9 @@ def _follow(supervisor: Supervisor, followed: Callable[[], Sequence[Followed]], 
         lines = supervisor.new_lines()
         ended = {child.name: child.failed for child in copies.all if child.done}
         # Read last: the state then has the joins of ended workers, and `finished` is called before later lines.
+        bars = {child.name: child.bar for child in copies.all if child.bar and not child.done}
         for each in jobs:
-            each.look()
+            each.look(bars=bars)
         relay(lines)
         for each in jobs:
             each.check(supervisor, copies, ended)

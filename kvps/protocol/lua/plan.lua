@@ -14,7 +14,7 @@
 local refused, committed, head, history, progress, graced, run, lr =
   read_job(job, 'version', 'head', 'history', 'contributions', 'graced', 'run', 'lr')
 if refused then return refused end
-local version, pin = whole(committed), redis.call('GET', keys.pin) or ''
+local version, pin = whole(committed), redis.call('GETRANGE', keys.pin, 0, MOST_PIN)
 local members = redis.call('ZCARD', keys.rounds)
 local function answer(code) return { code, version, pin, members } end
 local open_id, open_history = unpack(redis.call('HMGET', keys.plan, 'id', 'history'))

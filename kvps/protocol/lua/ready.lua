@@ -47,7 +47,9 @@ end
 
 -- Plan and shards are logged letter by letter as they are hashed, so that anyone can hash them again.
 local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, ',')
-local plan = cjson.decode(text)
+local plan, new_head = cjson.decode(text), redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
+-- The entry comes first: where somebody has given another one the highest id, it fails, and nothing is committed.
+local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'plan', text, 'shards', parts)
 local given_back, highest, before_rejected = end_rounds(plan.rejected, keys.skip, tonumber(furthest))
 pass_states_on(plan.rejected, before_rejected, version)
 local done, furthest_now, before_done = end_rounds(plan.contributions, keys.clock, highest)
@@ -68,7 +70,6 @@ else
   redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- this plan takes the oldest entries
 end
 redis.call('DEL', keys.plan, keys.ready)
-local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
 local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now),
   'contributions', digits(counted + #plan.contributions) }
 for i, part in ipairs(staged) do
@@ -77,7 +78,6 @@ for i, part in ipairs(staged) do
   changes[place + 3], changes[place + 4] = fields[i], version .. '.' .. part:match('^(%S+)')
 end
 redis.call('HSET', keys.version, unpack(changes))
-local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'plan', text, 'shards', parts)
 -- A worker may also wait for a unit, or for its own commit: with a quorum, in ASP, and if no more of its contributions
 -- may wait than the bound allows.
 local after = lowest_round()
@@ -85,4 +85,4 @@ if after ~= lowest or #given_back > 0 or rounds or closes == 'quorum' or bound <
   or tonumber(max_pending) <= bound then
   wake(after)
 end
-return { 'FLIPPED', next_version, redis.call('GET', keys.pin) or '', commit_id }
+return { 'FLIPPED', next_version, redis.call('GETRANGE', keys.pin, 0, MOST_PIN), commit_id }

@@ -23,10 +23,12 @@ def test_what_is_done_of_a_known_number_of_rounds_has_a_bar_and_a_time_left(stor
             display = Display(job, quiet=True)
             console = Console(width=120, record=True, force_terminal=True, file=io.StringIO())
             assert not left or eventually(lambda display=display: display.line().endswith(" s left"))
+            display.bars = {"w0": "\x1b[32m 42%|of its own\x1b[0m"}
             console.print(display.render())
             table = console.export_text()
             assert (" s left" in table, display.line().endswith(" s left")) == (left, left)
-            (line,) = (line for line in table.splitlines() if line.startswith("w0"))
+            line, own = (line for line in table.splitlines() if line.startswith("w0"))
+            assert own == "w0:  42%|of its own"
             assert len(re.findall("[━╸╺]", line)) == bar
         assert " 0 contributions/s" not in Display(job, quiet=True).line(), "what is over has the rate of all its time"
         store.remove_job("j")

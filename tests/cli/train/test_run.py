@@ -279,6 +279,25 @@ def test_a_copy_that_does_not_end_is_killed_after_the_grace_and_named(home: Path
     assert re.search(r"^w0 \(process \d+\) did not end within 0.5 s and was killed \(SIGKILL\)$", rest, re.M)
 
 
+BARS = r"""
+import sys, time
+for done in range(50):
+    sys.stderr.write(f"\r{2 * done}%|bar")
+    sys.stderr.flush()
+sys.stderr.write("\r        \r100%|bar\n")
+print("a line", end="\r\n")
+print()
+print("no end", end="")
+"""
+
+
+def test_a_progress_bar_of_a_copy_is_one_line(home: Path, here: Path) -> None:
+    (here / "bars.py").write_text(BARS)
+    done = kvps_run("run", "-w", "1", "bars.py")
+    assert done.stdout == "w0: a line\nw0: \nw0: no end\n"
+    assert [line for line in done.stderr.splitlines() if line.startswith("w0:")] == ["w0: 100%|bar"]
+
+
 def test_a_file_is_run_by_this_python_and_what_follows_is_its_own(home: Path, here: Path) -> None:
     (here / "plain.py").write_text("import sys; print(sys.executable, *sys.argv[1:])\n")
     for words in (["plain.py"], ["--", "plain.py"], ["./plain.py"]):
