@@ -25,10 +25,11 @@ from kvps_workers.training_loop import train
 
 import kvps
 from kvps.device.base import open_device
-from kvps.history import commit_log
+from kvps.history import log_file
 from kvps.history.checkpoint import Checkpoint
-from kvps.history.commit_log import Log, LogFile, keep, move
+from kvps.history.commit_log import Log, keep, move
 from kvps.history.events import EventLog
+from kvps.history.log_file import LogFile
 from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.store import Store
@@ -122,7 +123,7 @@ def _run_task(job: Job, checkpoints: Checkpoints | None = None) -> None:
 def test_a_log_with_a_long_tail_is_not_read_to_its_end(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commit_log, "MOST_LINE", 1 << 20)
+    monkeypatch.setattr(log_file, "MOST_LINE", 1 << 20)
     job = store.create_job("job", model(), **PATIENT)
     train_to(job, 3, 1)
     state = job.state()
@@ -246,13 +247,13 @@ def test_no_name_of_a_job_leads_a_log_out_of_its_directory(job: str, id: str, tm
 
 
 def test_lines_are_read_from_the_end_whatever_their_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "_BLOCK", 8)
+    monkeypatch.setattr(log_file, "_BLOCK", 8)
     for seed in range(200):
         random = Random(seed)
         lines = [b"x" * random.choice([0, 1, 6, 7, 8, 9, 30]) + b"\n" for _ in range(random.randrange(9))]
         with open(tmp_path / "log", "w+b") as file:
             file.write(b"".join(lines))
-            assert list(commit_log._backwards(file)) == lines[::-1]
+            assert list(log_file._backwards(file)) == lines[::-1]
 
 
 @pytest.mark.parametrize("origins", [["job"], ["other", "job"], ["other", "other"]])

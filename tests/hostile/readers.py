@@ -36,8 +36,9 @@ from kvps import store as store_module
 from kvps.errors import KvpsError, WorkerAlive
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import listed
-from kvps.history.commit_log import Log, LogFile
+from kvps.history.commit_log import Log
 from kvps.history.events import EventLog
+from kvps.history.log_file import LogFile
 from kvps.history.log_stream import LogStream
 from kvps.job import Job, await_unit
 from kvps.store import Store

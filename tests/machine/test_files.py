@@ -14,7 +14,7 @@ from helpers.harness import log_entries, model
 from kvps_aggregator.verify.chain import Unproved
 from kvps_aggregator.verify.recording import Recorded, Recorder
 
-from kvps.history import commit_log
+from kvps.history.log_file import LogFile
 from kvps.machine.files import make_directory, own, private, regular
 from kvps.store import Store
 
@@ -56,7 +56,7 @@ def test_checkpoints_logs_and_records(store: Store, tmp_path: Path) -> None:
     job = store.create_job("mine", model())
     found = job.checkpoint()
     found.write(tmp_path / found.filename)
-    commit_log.LogFile(tmp_path, "mine", job.id).extend(log_entries(job))
+    LogFile(tmp_path, "mine", job.id).extend(log_entries(job))
     Recorder(tmp_path / "records" / "deep", "mine", job.id, 0).initial(np.zeros(4, np.float32), "0")
     assert len(list(tmp_path.rglob("*"))) == 7
     assert _open_to_others(tmp_path) == []

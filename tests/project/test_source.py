@@ -60,7 +60,7 @@ WRITES = {  # who makes files or directories: which
     "kvps/launch.py": "what a script asks for, where kvps run has said",
     "kvps/history/checkpoint_directory.py": "the note that a run has ended, beside its checkpoints",
     "kvps/history/tensor_file.py": "checkpoints and best versions in the directory that an option names",
-    "kvps/history/commit_log.py": "logs beside the checkpoints",
+    "kvps/history/log_file.py": "logs beside the checkpoints",
     "kvps/machine/files.py": "files and directories that are only their owner's",
     "kvps/server/server_process.py": "the log of a server, in its own directory",
     "kvps/server/private_server.py": "the private server's files",

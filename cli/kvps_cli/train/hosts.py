@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import NamedTuple
 
 from kvps.errors import InvalidSetting, JobNotFound, KvpsError, UsageError
@@ -30,6 +31,7 @@ from kvps_cli.output import say
 from kvps_cli.train.resume import await_ended
 
 log = logging.getLogger("kvps.supervise")
+_LOST = signal.SIGUSR1  # to this process, when another host has its place: Ctrl-C would stop the run for all
 
 _KEPT_S = 6  # how long the place of a host that was killed stays taken
 _SILENT_S = 2  # a host that has not prolonged its place for so long may have been killed
@@ -124,6 +126,7 @@ def placed(store: Store, name: str, line: Line, most: int, begin: Callable[[str]
     # No host can see whether the run lives, which may have lost the process that began it.
     launched_by = json.dumps(Launcher.of(own)._replace(start="", space="")._asdict())
     lease = _Lease(store, name, _Note(str(Launcher.of(own)), secrets.token_hex(4), line))
+    before = signal.signal(_LOST, _interrupt)
     try:
         lease.take(launched_by, begin)
         ranks = range(*(end * line.workers // line.hosts for end in (lease.number, lease.number + 1)))
@@ -144,6 +147,11 @@ def placed(store: Store, name: str, line: Line, most: int, begin: Callable[[str]
         raise
     finally:
         lease.give_up()
+        signal.signal(_LOST, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 class _Lease:
@@ -214,7 +222,7 @@ class _Lease:
             with suppress(KvpsError):  # who cannot reach the server is told so by what else asks it
                 self._look()
         if self.lost:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), _LOST)
 
     def _look(self) -> None:
         """Prolong the place, and see who else is there."""

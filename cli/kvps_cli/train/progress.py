@@ -189,7 +189,7 @@ class Followed:
     def say_end(self) -> None:
         """Say how far the job was, if it has not finished."""
         if self._state and not self.over:
-            log.info("job %s ends at version %d, before it has finished", self.job.name, self._state.version)
+            log.info("leaves job %s at version %d, before it has finished", self.job.name, self._state.version)
 
     def check(self, supervisor: Supervisor, copies: Copies, ended: dict[str, bool]) -> None:
         """Keep the job served. Raises KvpsError if it cannot finish: too many workers have `ended`, and whether they

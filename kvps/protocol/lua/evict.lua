@@ -40,7 +40,7 @@ end
 -- Workers that have not joined since the job was restored are awaited, not silent.
 local silent_since = '(' .. digits(now - timeout_ms)
 local silent = away and {} or redis.call('ZRANGEBYSCORE', keys.heartbeat, '-inf', silent_since, 'WITHSCORES',
-  'LIMIT', 0, MOST_WORKERS)
+  'LIMIT', 0, MOST_IDS)
 for i = 1, #silent, 2 do
   local worker, silent_s = silent[i], (now - tonumber(silent[i + 1])) / 1000
   local entry = read_worker(worker)

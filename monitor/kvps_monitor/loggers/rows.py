@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from kvps.history.commit_log import LogFile
 from kvps.history.evaluations import Evaluation
+from kvps.history.log_file import LogFile
 from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.parsing import entry_ms

@@ -11,8 +11,8 @@ from helpers.commands import kvps_run
 from helpers.harness import ends_of_units, model, plain_loop
 
 import kvps
-from kvps.history.commit_log import LogFile
 from kvps.history.events import Event
+from kvps.history.log_file import LogFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 

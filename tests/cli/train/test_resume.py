@@ -21,7 +21,7 @@ from helpers.waiting import eventually, processes_of
 import kvps
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import newest
-from kvps.history.commit_log import LogFile
+from kvps.history.log_file import LogFile
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 

@@ -61,7 +61,7 @@ def test_ending_up_ends_all_of_it(home: Path, start: Any) -> None:
         running.until("version")
         assert eventually(lambda: len(processes_of(home)) >= 7)  # up, guard, server, aggregator, three workers
         running.process.send_signal(number)
-        said = re.search(r"^job digits ends at version \d+, before it has finished$", running.output(code), re.M)
+        said = re.search(r"^leaves job digits at version \d+, before it has finished$", running.output(code), re.M)
         assert bool(said) == (number != signal.SIGKILL)
         assert eventually(lambda: processes_of(home) == []), processes_of(home)
         assert private_server.running() is None
