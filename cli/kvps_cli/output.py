@@ -7,7 +7,10 @@ leaves.
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,20 @@ def write_file(option: str, path: Path, content: str | bytes) -> None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise InvalidSetting(f"{option} {path}: {error.strerror}") from None
+
+
+@contextmanager
+def surviving_its_reader(survives: bool) -> Iterator[None]:
+    """If the reader of what the block prints has ended, as tee does of Ctrl-C too, print nowhere from then on."""
+    try:
+        yield
+    except BrokenPipeError:
+        if not survives:
+            raise
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        os.close(nowhere)
 
 
 # -- the log ------------------------------------------------------------------------------------------------------

@@ -127,16 +127,19 @@ class Supervisor:
 
     def _read(self, child: Child, pipe: IO[str], result: bool) -> None:
         with pipe:
+            bar = ""
             for line in pipe:
                 if line.endswith("\r"):  # what follows is drawn over it: a progress bar
-                    child.bar = line.strip() or child.bar
+                    bar = child.bar = line.strip() or bar
                     continue
-                child.bar = ""
+                bar = child.bar = ""
                 self._lines.put(Line(f"{child.name}: {line.rstrip()}", result))
                 if not result and any(end in line for end in _NO_INPUT):
                     alone = "kvps worker on a terminal of its own" if child.own else "the script without kvps run"
                     hint = f"it has no terminal to read from: for input() and breakpoint(), run {alone}"
                     self._lines.put(Line(f"{child.name}: kvps: {hint}", False))
+            if bar:  # its last line has no other end
+                self._lines.put(Line(f"{child.name}: {bar}", result))
 
     @property
     def waiting_lines(self) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -19,7 +22,13 @@ class ChildProcess(subprocess.Popen[bytes]):
         self._runs = threading.Lock()  # taken until the process has ended
         self._runs.acquire()
         super().__init__(*arguments, **named)
-        threading.Thread(target=self._await_end, name=f"kvps-child-{self.pid}", daemon=True).start()
+        try:
+            threading.Thread(target=self._await_end, name=f"kvps-child-{self.pid}", daemon=True).start()
+        except RuntimeError as error:
+            self._runs.release()
+            self.kill()
+            super().wait()
+            raise OSError(errno.EAGAIN, str(error)) from None
 
     def _await_end(self) -> None:
         super().wait()
@@ -27,6 +36,11 @@ class ChildProcess(subprocess.Popen[bytes]):
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, as Popen. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        if sys.is_finalizing() and self.returncode is None:  # no other thread runs any more
+            try:
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except ChildProcessError:  # that thread has reaped it, and cannot say how it ended
+                self.returncode = 0  # as Popen says
         if self.returncode is None:
             if not self._runs.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
                 assert timeout is not None

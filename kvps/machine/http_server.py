@@ -18,7 +18,10 @@ from kvps.errors import KvpsError
 
 MOST_REQUESTS = 64
 """Requests that are answered at once, each by a thread of its own. One more ends the oldest of them."""
-_LOOPBACK = re.compile(r"(localhost|127(\.[0-9]{1,3}){3}|\[::1\])\.?(:[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+_OURS = re.compile(
+    r"[^.]*|[0-9.]+|\[[0-9a-f:.]+\]|.*\.(localhost|localdomain|local|internal)", re.ASCII | re.IGNORECASE
+)
+"""Names that no other site has: addresses, and those without a domain or in one that is not of the internet."""
 
 
 class HttpServer(ThreadingHTTPServer):
@@ -78,8 +81,8 @@ class HttpServer(ThreadingHTTPServer):
         Where only this machine reaches it, a page of another site may have a browser ask under that site's name, which
         leads here (DNS rebinding). A program that is no browser may leave the name out.
         """
-        is_ours = not host or _LOOPBACK.fullmatch(host)
-        return bool(is_ours) or not ipaddress.ip_address(str(self.server_address[0])).is_loopback
+        name = re.sub(r"\.?(:[0-9]{1,5})?$", "", host, count=1)
+        return bool(_OURS.fullmatch(name)) or not ipaddress.ip_address(str(self.server_address[0])).is_loopback
 
     def service_actions(self) -> None:
         """Cut off those that take too long; called between requests, twice a second."""

@@ -100,3 +100,27 @@ def test_all_threads_that_wait_see_the_end() -> None:
 def test_a_program_that_is_not_there_is_no_child() -> None:
     with pytest.raises(FileNotFoundError):
         ChildProcess(["/nowhere/a-program"])
+
+
+_AT_THE_END = """
+import subprocess
+from kvps.machine.child_process import ChildProcess
+
+def generated(kind):
+    child = kind(["sleep", "1000"])
+    try:
+        yield child
+    finally:
+        child.terminate()
+        print(child.wait(60), child.poll())
+
+left = generated(ChildProcess)
+next(left)
+"""
+
+
+def test_what_ends_a_child_when_python_ends_does_not_wait_for_ever() -> None:
+    """No thread runs any more then, and a generator that was not exhausted ends."""
+    done = subprocess.run([sys.executable, "-c", _AT_THE_END], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout in ("-15 -15\n", "0 0\n", "")

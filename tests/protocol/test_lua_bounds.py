@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 import string
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.lua_sources import Sources, bare
 from helpers.units import ZERO
-from kvps_aggregator import Aggregator, Outcome
 
-from kvps.errors import KvpsError, ServerError
-from kvps.parsing import LARGEST_RANK, MOST_PIN, MOST_WORKERS
+from kvps.errors import ServerError
+from kvps.parsing import LARGEST_RANK, MOST_IDS, MOST_PIN
 from kvps.store import Store
 
 LUA = Sources("kvps.protocol")
@@ -157,11 +154,11 @@ def test_a_rank_that_no_number_reaches_stops_only_its_job(store: Store, raw: Any
 def test_many_ranks_are_looked_at_so_often_and_not_more(store: Store, raw: Any) -> None:
     job = store.create_job("job", model(), workers=2)
     job.join("w0").leave()
-    raw.hset(job.access.keys.ranks, mapping={str(rank): "w0" for rank in range(3 * MOST_WORKERS)})
+    raw.hset(job.access.keys.ranks, mapping={str(rank): "w0" for rank in range(MOST_IDS + 10)})
     raw.config_resetstat()
     with pytest.raises(ServerError, match="no rank is free"):
         job.join("x")
-    assert MOST_WORKERS <= _calls(raw, "hexists") <= MOST_WORKERS + 10
+    assert MOST_IDS <= _calls(raw, "hexists") <= MOST_IDS + 10
 
 
 @pytest.mark.contract
@@ -176,11 +173,11 @@ def test_an_id_that_no_number_reaches_is_looked_for_among_all_workers(store: Sto
 @pytest.mark.contract
 def test_more_workers_than_a_job_may_have_are_not_counted_up_to(store: Store, raw: Any) -> None:
     job = store.create_job("job", model(), workers=2)
-    raw.hset(job.access.keys.workers, mapping={f"w{number}": "{}" for number in range(3 * MOST_WORKERS)})
-    raw.hset(job.access.keys.config, "workers", str(10 * MOST_WORKERS))
+    raw.hset(job.access.keys.workers, mapping={f"w{number}": "{}" for number in range(2 * MOST_IDS)})
+    raw.hset(job.access.keys.config, "workers", str(10 * MOST_IDS))
     raw.config_resetstat()
     assert job.access.scripts.reserve() == ""
-    assert _calls(raw, "hexists") <= MOST_WORKERS + 10
+    assert _calls(raw, "hexists") <= MOST_IDS + 10
 
 
 def _microseconds_of_leave(store: Store, raw: Any, length: int) -> int:
@@ -198,7 +195,7 @@ def _microseconds_of_leave(store: Store, raw: Any, length: int) -> int:
 def test_the_time_of_leaving_grows_with_the_text_of_a_unit(store: Store, raw: Any) -> None:
     """A quadratic time would be 2,500 times as long, and this test take a minute."""
     short, long = (_microseconds_of_leave(store, raw, length) for length in (2_000, 100_000))
-    assert long < 200 * short
+    assert long < 200 * max(short, 5_000)
 
 
 @pytest.mark.contract
@@ -212,27 +209,6 @@ def test_a_long_pin_is_not_sent_with_every_answer(store: Store, raw: Any) -> Non
         assert len(job.access.scripts.plan().pin) <= MOST_PIN + 1
         assert raw.info("stats")["total_net_output_bytes"] - before < 2_000_000
     assert '"version":1' in job.access.scripts.pin(1), "a reader puts another in its place"
-
-
-@pytest.mark.contract
-def test_nothing_is_committed_without_an_entry_in_the_log(store: Store, raw: Any) -> None:
-    """An evaluator may write the log, and so give an entry the highest id: none fits behind that."""
-    job = store.create_job("job", model(), workers=1)
-    aggregator = Aggregator(job, threading.Event())
-    aggregator.hold()
-    with job.join("w0") as session:
-        session.push(gradient(session.pull(), 0, 0))
-        highest = f"{2**64 - 1}-{2**64 - 1}"
-        raw.xadd(job.access.keys.commits, {"kind": "x"}, id=highest)
-        for _ in range(2):
-            with pytest.raises(ServerError, match="exhausted"):
-                aggregator.work()
-        state = job.state()
-        assert (state.version, dict(state.clock)) == (0, {"w0": 0})
-        raw.delete(job.access.keys.commits)
-        assert aggregator.work() is Outcome.COMMITTED
-        assert dict(job.state().clock) == {"w0": 1}
-    aggregator.release()
 
 
 def _microseconds_of_commit(store: Store, raw: Any, text: str) -> int:
@@ -254,54 +230,41 @@ def _microseconds_of_commit(store: Store, raw: Any, text: str) -> int:
 def test_the_time_of_a_commit_grows_with_what_a_worker_put_for_its_state(store: Store, raw: Any, piece: str) -> None:
     """In the square it took 10 s, 1,000 times as long as all the rest."""
     short, long = (_microseconds_of_commit(store, raw, piece * length) for length in (30, 30_000))
-    assert long < 500 * short
+    assert long < 200 * max(short, 5_000)
 
 
 # -- collections that a worker filled -----------------------------------------------------------------------------
 
 
 FULL = 100_000
-READS = {b"hash": ("HGETALL",), b"zset": ("ZRANGE", 0, -1, "WITHSCORES")}
 
 
-def _fill(raw: Any, key: str, kind: bytes) -> None:
+def _fill(raw: Any, key: str, kind: str) -> None:
     """Put many members into a key, as a worker may."""
     for first in range(0, FULL, 5_000):
         members = [f"x{number}" for number in range(first, first + 5_000)]
-        if kind == b"hash":
+        if kind == "hash":
             raw.hset(key, mapping=dict.fromkeys(members, '{"state":"active"}'))
         else:
             raw.zadd(key, dict.fromkeys(members, 0))
 
 
-def _took(raw: Any, command: str, act: Callable[[], Any]) -> int:
-    """Return for how many microseconds the server works on a command where `act` may run it."""
+@pytest.mark.slow
+def test_more_ids_than_may_join_are_not_looked_at(store: Store, raw: Any) -> None:
+    job = store.create_job("job", ZERO, workers=2)
+    _fill(raw, job.access.keys.workers, "hash")
     raw.config_resetstat()
-    with suppress(KvpsError):
-        act()
-    return int(raw.info("commandstats").get(f"cmdstat_{command.lower()}", {"usec": 0})["usec"])
+    for refused in (lambda: job.join("another"), lambda: job.access.scripts.recover("another", "history", 0)):
+        with pytest.raises(ServerError, match="workers of the job: too many have ever joined"):
+            refused()
+    assert _calls(raw, "hset", "hgetall") == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["workers", "heartbeat"])
-def test_a_full_collection_keeps_no_script_busy(store: Store, raw: Any, what: str) -> None:
-    """Not for much longer than one command does that reads all of it. A look at each took 9 to 35 times as long."""
-    job = store.create_job("job", ZERO, workers=2, staleness=1, worker_timeout_ms=60_000)
-    session = job.join("w0")
-    job.join("w1").leave()
-    session.push(gradient(session.pull(), 0, 0), loss=0.5)
-    scripts, key = job.access.scripts, getattr(job.access.keys, what)
-    kind = raw.type(key) if raw.exists(key) else b"zset"
-    _fill(raw, key, kind)
-    command, *arguments = READS[kind]
-    whole = _took(raw, command, lambda: raw.execute_command(command, key, *arguments))
-    acts: list[Callable[[], Any]] = [
-        lambda: job.join("w2").leave(),
-        lambda: session.push(gradient(session.pull(), 0, 1), loss=0.5),
-        scripts.plan,
-        lambda: scripts.evict("", ""),
-        lambda: scripts.pin(1),
-        scripts.reserve,
-        lambda: scripts.recover("another", "history", 0),
-    ]
-    assert max(_took(raw, "EVALSHA", act) for act in acts) < 6 * whole
+def test_as_many_silent_workers_as_may_join_are_evicted_at_once_and_not_more(store: Store, raw: Any) -> None:
+    job = store.create_job("job", ZERO, workers=2, worker_timeout_ms=60_000)
+    _fill(raw, job.access.keys.heartbeat, "zset")
+    for command in ("zadd", "zrem"):  # the first look is after a long time, and gives all of them a new start
+        raw.config_resetstat()
+        job.access.scripts.evict("", "")
+        assert MOST_IDS <= _calls(raw, command) <= MOST_IDS + 10

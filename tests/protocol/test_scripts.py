@@ -53,15 +53,15 @@ def test_an_included_file_names_what_it_uses_and_is_used() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "misfit"),
     [
-        ("keys.pin,", "keys.pins,", "key pins is not in the header"),
+        ("keys.version, unpack", "keys.versions, unpack", "key versions is not in the header"),
         ("rounds:zset turns", "rounds:zset wish(shard):string turns", "key wish is only in the header"),
         (" plan_id version", " plan_id version more", "argument more is never read"),
         (" plan_id version", " plan_id digits version", "argument digits hides an included function"),
         ("history digest\n", "history digests\n", "digest is declared nowhere"),
         ("'NOPLAN'", "'GONE'", "answer GONE is not in the header"),
         ("{NOPLAN}", "{GONE}", "answer NOPLAN is not in the header"),
-        ("numbers rounds", "numbers terms rounds", "include terms is only in the header"),
-        ("numbers rounds", "rounds", "include numbers is not in the header"),
+        ("numbers pins rounds", "numbers pins terms rounds", "include terms is only in the header"),
+        ("numbers pins rounds", "pins rounds", "include numbers is not in the header"),
         ("staged[i] then", "staged[1] then", "d[1] reads by place"),
         ("keys.plan, keys.ready", "KEYS[6], keys.ready", "KEYS reads by place"),
         ("--   digest:", "--   digests:", "digests is explained, and is no name"),

@@ -70,7 +70,7 @@ def verify(
     Gradients are computed again if the job has a task: on the CPU with one thread, as in kvps up.
     With --record, they are read from files instead.
     """
-    if head and not _HEAD.fullmatch(head):
+    if head is not None and not _HEAD.fullmatch(head):
         raise InvalidSetting(f"--head wants 12 to 40 hexadecimal digits, as kvps status shows them, not {shown(head)}")
     if record is None:
         _compute_as_workers_do()

@@ -146,6 +146,7 @@ def placed(store: Store, name: str, line: Line, most: int, begin: Callable[[str]
             raise UsageError(f"job {name}: {lease.lost}") from None
         raise
     finally:
+        signal.signal(_LOST, signal.SIG_IGN)  # it may come yet
         lease.give_up()
         signal.signal(_LOST, before)
 
@@ -249,8 +250,9 @@ class _Lease:
     def give_up(self) -> None:
         """Free the place."""
         self._given_up.set()
-        if self.number >= 0 and not self.lost:
+        if self.number >= 0:
             self._thread.join()
+        if self.number >= 0 and not self.lost:
             with suppress(KvpsError):
                 if (mine := self._others().get(self.number)) and mine.nonce == self.note.nonce:
                     self._client.call("DEL", self._keys[self.number])

@@ -30,7 +30,7 @@ from kvps.protocol.job_state import State
 from kvps.protocol.phases import WAIT
 from kvps_cli.child import Child, Line
 from kvps_cli.long_work import duration
-from kvps_cli.output import loss_text
+from kvps_cli.output import loss_text, surviving_its_reader
 from kvps_cli.supervise import Supervisor
 from kvps_cli.train.scale import Copies
 
@@ -228,13 +228,15 @@ def _follow(supervisor: Supervisor, followed: Callable[[], Sequence[Followed]], 
         ended = {child.name: child.failed for child in copies.all if child.done}
         # Read last: the state then has the joins of ended workers, and `finished` is called before later lines.
         bars = {child.name: child.bar for child in copies.all if child.bar and not child.done}
-        for each in jobs:
-            each.look(bars=bars)
-        relay(lines)
+        with surviving_its_reader(copies.stopping):
+            for each in jobs:
+                each.look(bars=bars)
+            relay(lines)
         for each in jobs:
             each.check(supervisor, copies, ended)
-    for each in followed():
-        each.look(last=True)
+    with surviving_its_reader(copies.stopping):
+        for each in followed():
+            each.look(last=True)
 
 
 def relay(lines: Sequence[Line]) -> None:

@@ -53,7 +53,7 @@ class Copies:
         return all(self._stop.over(state) if self._stop else state.settled for state in states)
 
     def follow(self, jobs: Sequence[Job]) -> None:
-        """Start copies or ask some to leave if `kvps scale` was called since the last call, or all if SIGTERM came.
+        """Start copies or ask some to leave if `kvps scale` was called since the last call, or all if a signal came.
         `jobs` are those at work; the first of them has the number."""
         if self._stop and self._stop.asked:
             self._stop.tell(self._supervisor, jobs)

@@ -16,6 +16,7 @@ from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps_cli.long_work import LongWork
+from kvps_cli.output import surviving_its_reader
 from kvps_cli.supervise import Supervisor
 from kvps_cli.train.kept_files import KeptFiles
 
@@ -66,8 +67,11 @@ class Stop:
                 self._told.add(job.id)
                 job.suspend(f"kvps run was sent {self._word}")
         if began:
-            log.info("%s: waits until all copies have done the same round; a second one ends them at once", self._word)
             supervisor.stop()
+            with surviving_its_reader(True):
+                log.info(
+                    "%s: waits until all copies have done the same round; a second one ends them at once", self._word
+                )
 
     def over(self, state: State) -> bool:
         """Return whether nothing more is committed, once all copies have ended. What others have pushed for the round

@@ -34,7 +34,7 @@ if entry and entry.state == 'active' and replaces ~= '*' and replaces ~= entry.i
   if now - seen <= whole(timeout_ms) then return { 'ALIVE', cjson.encode(entry) } end
 end
 local joined = redis.call('HLEN', keys.workers)
-if not entry then check_ids() end
+if not entry then check_ids(MOST_IDS - 1) end
 if not entry and fixed == '1' and joined >= wanted then
   local reply = redis.call('HKEYS', keys.workers)
   table.insert(reply, 1, 'COMPLETE')

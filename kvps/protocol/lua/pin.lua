@@ -4,13 +4,13 @@
 -- ARGV job ms shards version_key
 --   version_key: the version hash. It is no declared key: a reader may only read it, and Redis would ask for the right
 --     to write it. It is in the same slot
--- USES job numbers
+-- USES job numbers pins
 -- Returns {OK, pin JSON: version, names} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local another = another_job(redis.call('HGET', version_key, 'id'), job)
 if another then return another end
-local pin, left = redis.call('GETRANGE', keys.pin, 0, MOST_PIN), redis.call('PTTL', keys.pin)
+local pin, left = pinned(), redis.call('PTTL', keys.pin)
 -- No pin lasts for longer than ten minutes, unless the server's clock was set back.
-if #pin <= MOST_PIN and left * 2 > tonumber(ms) and left <= 600000 then return { 'OK', pin } end
+if pin ~= '' and left * 2 > tonumber(ms) and left <= 600000 then return { 'OK', pin } end
 local fields, names = {}, {}
 for i = 1, whole(shards) do fields[i] = 'shard:' .. digits(i - 1) end -- 1,000 at the most; Lua passes 8,000 to a call
 for i, name in ipairs(redis.call('HMGET', version_key, unpack(fields))) do names[digits(i - 1)] = name or nil end

@@ -5,7 +5,7 @@
 -- READS version config workers inbox plan rounds pushed pin draining finished
 -- ARGV job known_id known_history
 --   known_id, known_history: of the plan that the caller knows, or '' and ''
--- USES arrivals job numbers plans replies run_control staleness time unit_rounds
+-- USES arrivals job numbers pins plans replies run_control staleness time unit_rounds
 -- Returns {OPEN, version, pin, members, plan JSON} | {SAME, version, pin, members}: the caller's plan is open
 --     | {IDLE, version, pin, members}: also while the job is paused | {GRACE, version, pin, members, ms}: the quorum is
 --     there, and the others have so much time left | {EARLY, version, pin, members}: fewer than `workers` have
@@ -14,7 +14,7 @@
 local refused, committed, head, history, progress, graced, run, lr =
   read_job(job, 'version', 'head', 'history', 'contributions', 'graced', 'run', 'lr')
 if refused then return refused end
-local version, pin = whole(committed), redis.call('GETRANGE', keys.pin, 0, MOST_PIN)
+local version, pin = whole(committed), pinned()
 local members = redis.call('ZCARD', keys.rounds)
 local function answer(code) return { code, version, pin, members } end
 local open_id, open_history = unpack(redis.call('HMGET', keys.plan, 'id', 'history'))

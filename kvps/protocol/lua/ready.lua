@@ -8,7 +8,7 @@
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
 --   digest: of the weights
--- USES job log numbers rounds staleness states turns units
+-- USES job log numbers pins rounds staleness states turns units
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
 --     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
 --     | {DIGEST, digest}: this term staged something else | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
@@ -47,9 +47,7 @@ end
 
 -- Plan and shards are logged letter by letter as they are hashed, so that anyone can hash them again.
 local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, ',')
-local plan, new_head = cjson.decode(text), redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
--- The entry comes first: where somebody has given another one the highest id, it fails, and nothing is committed.
-local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'plan', text, 'shards', parts)
+local plan = cjson.decode(text)
 local given_back, highest, before_rejected = end_rounds(plan.rejected, keys.skip, tonumber(furthest))
 pass_states_on(plan.rejected, before_rejected, version)
 local done, furthest_now, before_done = end_rounds(plan.contributions, keys.clock, highest)
@@ -70,6 +68,7 @@ else
   redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- this plan takes the oldest entries
 end
 redis.call('DEL', keys.plan, keys.ready)
+local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
 local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now),
   'contributions', digits(counted + #plan.contributions) }
 for i, part in ipairs(staged) do
@@ -78,6 +77,7 @@ for i, part in ipairs(staged) do
   changes[place + 3], changes[place + 4] = fields[i], version .. '.' .. part:match('^(%S+)')
 end
 redis.call('HSET', keys.version, unpack(changes))
+local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'plan', text, 'shards', parts)
 -- A worker may also wait for a unit, or for its own commit: with a quorum, in ASP, and if no more of its contributions
 -- may wait than the bound allows.
 local after = lowest_round()
@@ -85,4 +85,4 @@ if after ~= lowest or #given_back > 0 or rounds or closes == 'quorum' or bound <
   or tonumber(max_pending) <= bound then
   wake(after)
 end
-return { 'FLIPPED', next_version, redis.call('GETRANGE', keys.pin, 0, MOST_PIN), commit_id }
+return { 'FLIPPED', next_version, pinned(), commit_id }

@@ -15,7 +15,7 @@ local id, version, head, before, old_run_id = unpack(redis.call('HMGET', keys.ve
 local another = another_job(id, job)
 if another then return another end
 if old_run_id == run_id then return { 'OK', whole(version), before } end
-check_ids()
+check_ids(4 * MOST_IDS) -- no job that only `join` has filled
 local text = redis.call('HGET', keys.plan, 'text')
 redis.call('DEL', keys.ready, keys.pin) -- first, since it is allowed when memory is full
 -- The open plan continues in the new history: the rounds of contributions rejected from it end with its commit.

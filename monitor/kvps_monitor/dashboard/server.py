@@ -63,17 +63,19 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, watches: Watches) -> None:
         super().__init__(config)
         self._watches = watches
-        self._since: dict[Any, float] = {}  # connections that have sent no request, oldest first
+        self._since: dict[Any, float] = {}  # since when a connection has sent a part of a request, oldest first
 
     async def on_tick(self, counter: int) -> bool:
         """Look at the connections, ten times a second."""
         now = time.monotonic()
-        waiting = {c: self._since.get(c, now) for c in self.server_state.connections if _is_waiting(c)}
-        self._since = dict(sorted(waiting.items(), key=itemgetter(1)))
-        crowd = len(self.server_state.connections) - _MOST_CONNECTIONS // 2
-        for place, (connection, since) in enumerate(self._since.items()):
-            if place < crowd or since < now - _REQUEST_S:
-                connection.transport.abort()
+        connections: set[Any] = set(self.server_state.connections)
+        waiting = {(c, c.cycle): c for c in connections if _is_waiting(c)}
+        since = {key: self._since.get(key, now) for key in waiting}
+        self._since = dict(sorted(since.items(), key=itemgetter(1)))
+        crowd = len(connections) - _MOST_CONNECTIONS // 2
+        for place, (key, began) in enumerate(self._since.items()):
+            if place < crowd or began < now - _REQUEST_S:
+                waiting[key].transport.abort()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -82,8 +84,12 @@ class _Server(uvicorn.Server):
 
 
 def _is_waiting(connection: Any) -> bool:
-    """Return whether a connection has sent no request, or none since its last answer."""
-    return connection.cycle is None or connection.cycle.response_complete
+    """Return whether a connection has sent no whole request, or nothing. Behind an answer uvicorn has a time of its own
+    for a connection that sends nothing."""
+    if connection.cycle is None:
+        return True
+    between = connection.timeout_keep_alive_task or connection.transport.get_write_buffer_size()
+    return bool(connection.cycle.response_complete) and not between
 
 
 def _opened(bound: socket.socket, host: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 from contextlib import ExitStack
@@ -148,6 +149,9 @@ def test_it_writes_nothing(store: Store) -> None:
 @pytest.mark.slow
 def test_connections_that_send_no_request_keep_nobody_from_an_answer(store: Store) -> None:
     """As many as uvicorn would answer with 503 for, to all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4_000:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4_000), hard))
     with dashboard(store.url) as shown, ExitStack() as stack:
         for _ in range(1100):
             half = stack.enter_context(socket.create_connection(("127.0.0.1", shown.port)))

@@ -6,7 +6,7 @@
 local function lowest_free(hash, prefix, from, highest)
   local first = whole(from)
   if not first then return nil end
-  for number = first, math.min(first + MOST_WORKERS, highest) do
+  for number = first, math.min(first + MOST_IDS, highest) do
     if redis.call('HEXISTS', hash, prefix .. digits(number)) == 0 then return number end
   end
 end

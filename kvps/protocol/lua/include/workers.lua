@@ -4,9 +4,9 @@ local function read_worker(worker)
   return text and cjson.decode(text)
 end
 
--- Fails, before anything is written, if the job knows of so many workers that a look at all of them takes long.
-local function check_ids()
-  if redis.call('HLEN', keys.workers) > MOST_IDS then error('workers of the job: more than MOST_IDS have ever joined') end
+-- Fails, before anything is written, if the job knows of more workers: a look at all of them would take long.
+local function check_ids(most)
+  if redis.call('HLEN', keys.workers) > most then error('workers of the job: too many have ever joined') end
 end
 
 local function write_worker(worker, entry) redis.call('HSET', keys.workers, worker, cjson.encode(entry)) end
