@@ -135,7 +135,6 @@ def _calls(raw: Any, *commands: str) -> int:
     return sum(stats[f"cmdstat_{name}"]["calls"] for name in commands if f"cmdstat_{name}" in stats)
 
 
-@pytest.mark.contract
 @pytest.mark.parametrize("free_rank", [str(2**53), str(2**53 - 1), "1e300", "inf", "x", str(LARGEST_RANK)])
 def test_a_rank_that_no_number_reaches_stops_only_its_job(store: Store, raw: Any, free_rank: str) -> None:
     mine, other = (store.create_job(name, model(), workers=2) for name in ("mine", "other"))
@@ -150,7 +149,6 @@ def test_a_rank_that_no_number_reaches_stops_only_its_job(store: Store, raw: Any
     other.join("w0").leave()
 
 
-@pytest.mark.contract
 def test_many_ranks_are_looked_at_so_often_and_not_more(store: Store, raw: Any) -> None:
     job = store.create_job("job", model(), workers=2)
     job.join("w0").leave()
@@ -161,7 +159,6 @@ def test_many_ranks_are_looked_at_so_often_and_not_more(store: Store, raw: Any) 
     assert MOST_IDS <= _calls(raw, "hexists") <= MOST_IDS + 10
 
 
-@pytest.mark.contract
 @pytest.mark.parametrize("free_id", [str(2**53), "1e300", "x", "5"])
 def test_an_id_that_no_number_reaches_is_looked_for_among_all_workers(store: Store, raw: Any, free_id: str) -> None:
     job = store.create_job("job", model(), workers=2)
@@ -170,7 +167,6 @@ def test_an_id_that_no_number_reaches_is_looked_for_among_all_workers(store: Sto
     assert job.access.scripts.reserve() == ""
 
 
-@pytest.mark.contract
 def test_more_workers_than_a_job_may_have_are_not_counted_up_to(store: Store, raw: Any) -> None:
     job = store.create_job("job", model(), workers=2)
     raw.hset(job.access.keys.workers, mapping={f"w{number}": "{}" for number in range(2 * MOST_IDS)})
@@ -191,14 +187,12 @@ def _microseconds_of_leave(store: Store, raw: Any, length: int) -> int:
     return int(raw.info("commandstats")["cmdstat_evalsha"]["usec"])
 
 
-@pytest.mark.contract
 def test_the_time_of_leaving_grows_with_the_text_of_a_unit(store: Store, raw: Any) -> None:
     """A quadratic time would be 2,500 times as long, and this test take a minute."""
     short, long = (_microseconds_of_leave(store, raw, length) for length in (2_000, 100_000))
     assert long < 200 * max(short, 5_000)
 
 
-@pytest.mark.contract
 def test_a_long_pin_is_not_sent_with_every_answer(store: Store, raw: Any) -> None:
     job = store.create_job("job", model(), workers=1)
     raw.set(job.access.keys.pin, "x" * 20_000_000, px=600_000)
@@ -225,7 +219,6 @@ def _microseconds_of_commit(store: Store, raw: Any, text: str) -> int:
         return int(raw.info("commandstats")["cmdstat_evalsha"]["usec"])
 
 
-@pytest.mark.contract
 @pytest.mark.parametrize("piece", ["1", "1 ", ":", "1:"])
 def test_the_time_of_a_commit_grows_with_what_a_worker_put_for_its_state(store: Store, raw: Any, piece: str) -> None:
     """In the square it took 10 s, 1,000 times as long as all the rest."""
