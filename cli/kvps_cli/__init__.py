@@ -17,6 +17,7 @@ from kvps.connection import patience
 from kvps.errors import KvpsError, UsageError, some_of
 from kvps_cli.commands import Commands
 from kvps_cli.help_text import WIDEST
+from kvps_cli.output import print_nowhere
 
 
 def _print_version(asked: bool) -> None:
@@ -68,7 +69,7 @@ def _run(app: typer.Typer) -> int:
             traceback.print_exception(error)
         return _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:  # the reader of our output (head, less) has closed the pipe
-        _drop_output()
+        print_nowhere(1)
         return 0
     except OSError as error:  # of stdout, or of a file that had been opened: both have no name
         if error.errno not in _NO_ROOM or error.filename:
@@ -117,20 +118,15 @@ def _flushed(code: int) -> int:
         if sys.stdout:  # None if the program was started without one
             sys.stdout.flush()
     except BrokenPipeError:
-        _drop_output()
+        print_nowhere(1)
     except OSError as error:
-        _drop_output()
+        print_nowhere(1)
         return code or _no_room(error)
     return code
 
 
 def _no_room(error: OSError) -> int:
     return _fail(f"{error.strerror} while writing: make room, or send the output elsewhere", 1)
-
-
-def _drop_output() -> None:
-    """Send what is still to be written to stdout nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(message: str, code: int) -> int:

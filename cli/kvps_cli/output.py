@@ -52,10 +52,15 @@ def surviving_its_reader(survives: bool) -> Iterator[None]:
     except BrokenPipeError:
         if not survives:
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):
-            os.dup2(nowhere, stream)
-        os.close(nowhere)
+        print_nowhere(1, 2)
+
+
+def print_nowhere(*streams: int) -> None:
+    """Send what is still to be printed to these streams nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 # -- the log ------------------------------------------------------------------------------------------------------

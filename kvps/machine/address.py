@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import socket
 
@@ -11,6 +12,9 @@ _ELSEWHERE = {
     socket.AF_INET: "192.0.2.1",
     socket.AF_INET6: "2001:db8::1",
 }  # kept for documentation: no machine has them
+_HOST = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\])(?::[0-9]{1,5})?", re.ASCII)
+"""A Host as a browser sends it: a name or an IPv4 address, or an IPv6 address in brackets; then a port. It is no URL:
+a parser of URLs finds 127.0.0.1 in `evil.com@127.0.0.1` and in `127.0.0.1#.evil.com`."""
 
 
 def outward_address(family: socket.AddressFamily = socket.AF_INET) -> str:
@@ -41,6 +45,26 @@ def host_and_port(text: str, wanted: str) -> tuple[str, int]:
     if not host or re.search(r"\s", host) or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise InvalidSetting(f"{wanted}, not {text!r}")
     return host.strip("[]"), int(port)
+
+
+def name_in(host: str) -> str:
+    """Return the name, or the address, in the Host of an HTTP request, in lower case; "" if there is none."""
+    match = _HOST.fullmatch(host)
+    return (match[1] or match[2]).rstrip(".").lower() if match else ""
+
+
+def is_address(name: str) -> bool:
+    """Return whether this is an IP address: no site can give its pages such a name."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only this machine reaches an IP address."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def is_of_this_host(host: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import socket
 import socketserver
 import threading
@@ -15,13 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from kvps.errors import KvpsError
+from kvps.machine.address import is_address, is_loopback, name_in
 
 MOST_REQUESTS = 64
 """Requests that are answered at once, each by a thread of its own. One more ends the oldest of them."""
-_OURS = re.compile(
-    r"[^.]*|[0-9.]+|\[[0-9a-f:.]+\]|.*\.(localhost|localdomain|local|internal)", re.ASCII | re.IGNORECASE
-)
-"""Names that no other site has: addresses, and those without a domain or in one that is not of the internet."""
+_OURS = (".localhost", ".localdomain", ".local", ".internal")
+"""The ends of names that no site of the internet has."""
 
 
 class HttpServer(ThreadingHTTPServer):
@@ -65,7 +62,8 @@ class HttpServer(ThreadingHTTPServer):
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # there can be no more threads
-            self._began.pop(request)
+            with self._changing:
+                del self._began[request]
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -81,8 +79,9 @@ class HttpServer(ThreadingHTTPServer):
         Where only this machine reaches it, a page of another site may have a browser ask under that site's name, which
         leads here (DNS rebinding). A program that is no browser may leave the name out.
         """
-        name = re.sub(r"\.?(:[0-9]{1,5})?$", "", host, count=1)
-        return bool(_OURS.fullmatch(name)) or not ipaddress.ip_address(str(self.server_address[0])).is_loopback
+        name = name_in(host)
+        is_ours = not host or (name and "." not in name) or is_address(name) or name.endswith(_OURS)
+        return bool(is_ours) or not is_loopback(str(self.server_address[0]))
 
     def service_actions(self) -> None:
         """Cut off those that take too long; called between requests, twice a second."""

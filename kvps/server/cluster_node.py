@@ -80,11 +80,6 @@ def is_in_cluster(data_dir: Path | None) -> bool:
     return sum("@" in line for line in lines) > 1
 
 
-def is_loopback(address: Address) -> bool:
-    """Return whether only this host reaches the address."""
-    return ipaddress.ip_address(address.host).is_loopback
-
-
 def url_of(address: Address, password: str | None) -> str:
     """Return the URL of a node."""
     login = f":{quote(password, safe='')}@" if password else ""

@@ -18,6 +18,7 @@ from kvps.connection.credentials import PASSWORD_FILE, read_password
 from kvps.connection.slots import Address
 from kvps.errors import InvalidSetting, KvpsError, ServerLost
 from kvps.machine import launcher, process
+from kvps.machine.address import is_loopback
 from kvps.machine.child_process import ChildProcess
 from kvps.server import cluster_node
 from kvps.server.cluster_members import check_cluster
@@ -81,7 +82,7 @@ def host(
         address = address or cluster_node.address_towards(seed)
     if address is None:
         raise InvalidSetting("the first host needs --listen HOST:PORT, and each other host --join URL of a node")
-    if password is None and not cluster_node.is_loopback(address):
+    if password is None and not is_loopback(address.host):
         raise InvalidSetting(
             f"{address} is open to the network: give all hosts the same password, with --password-file FILE"
         )

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import typer
@@ -177,9 +176,9 @@ class Followed:
         self._holders = [""] * job.layout.shards
         self._state: State | None = None
 
-    def look(self, last: bool = False, bars: Mapping[str, str] = MappingProxyType({})) -> None:
+    def look(self, last: bool = False, bars: Mapping[str, str] | None = None) -> None:
         """Show the job as it is now, with the progress bars that copies draw."""
-        self._display.bars = bars
+        self._display.bars = bars or {}
         self._state = state = self.job.state()
         self.over = state.finished(self.job.config)
         self._display.show(state, last=last or self.over)

@@ -23,7 +23,7 @@ from kvps.store import Store, fresh_id
 from kvps_cli import connect, options
 from kvps_cli.child import SUSPENDED, Child
 from kvps_cli.finished_runs import make_room
-from kvps_cli.output import log_options, say, start_log
+from kvps_cli.output import log_options, say, start_log, surviving_its_reader
 from kvps_cli.supervise import Care, Supervisor
 from kvps_cli.train.after import is_saved, what_stays
 from kvps_cli.train.evaluator import EvaluatorOptions, EvaluatorProcess
@@ -107,7 +107,8 @@ def run(
                 again = "" if life.resume else f" with --resume --job {name}"
                 version = jobs[-1].state().version if jobs else 0
                 of_job = f" of job {jobs[-1].name}" if len(jobs) > 1 else ""
-                say(f"stopped at version {version}{of_job}, can be resumed: the same command{again} goes on")
+                with surviving_its_reader(stop.asked):
+                    say(f"stopped at version {version}{of_job}, can be resumed: the same command{again} goes on")
                 raise typer.Exit(SUSPENDED)
         if not jobs:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
@@ -238,12 +239,14 @@ class _Run:
                 followed = partial(jobs.followed, None if self._place.number else copies[0])
                 follow(supervisor, followed, scaled)
                 self._end(followed(), copies, stop, evaluator)
-            finish(supervisor, followed())
-            jobs.show_figures()
+            with surviving_its_reader(stop.asked):
+                finish(supervisor, followed())
+                jobs.show_figures()
             return list(supervisor.jobs()), copies
         finally:
             supervisor.end()
-            relay(supervisor.new_lines())
+            with surviving_its_reader(stop.asked):
+                relay(supervisor.new_lines())
 
     def _end(
         self, jobs: Sequence[Followed], copies: Sequence[Child], stop: Stop, evaluator: EvaluatorProcess | None

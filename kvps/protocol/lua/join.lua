@@ -6,7 +6,7 @@
 --   nonce: of this call
 --   replaces: the incarnation judged dead, '*' to take over, '' for neither
 --   process: JSON: host, pid, ... of the process
--- USES free job log numbers staleness states time turns units workers
+-- USES job log numbers staleness states time turns units workers
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', its newest
 --     accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker
 --     | {COMPLETE, worker...}: these divide the data among themselves, all of them | {NOJOB}

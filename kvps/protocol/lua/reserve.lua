@@ -3,7 +3,7 @@
 -- caller that looks at all workers also finds ids that were reserved and never used.
 -- KEYS version:hash config:hash workers:hash pushed:zset heartbeat:zset never
 -- ARGV job
--- USES free job numbers time
+-- USES job numbers time
 -- Returns {OK, worker} | {LOOK} | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local id, free_id = unpack(redis.call('HMGET', keys.version, 'id', 'free_id'))
 local another = another_job(id, job)

@@ -6,8 +6,6 @@ machine's address (DNS rebinding). It cannot choose the name in the request's Ho
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import secrets
 import socket
 from collections.abc import Iterable
@@ -18,6 +16,8 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvps.machine.address import is_address, is_loopback, name_in
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -30,9 +30,6 @@ HEADERS = {
 }
 """What every answer says. Nothing is loaded from elsewhere, no script is in a page, and no page of others frames it."""
 _COOKIE_S = 30 * 24 * 3600
-_HOST = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)\])(?::[0-9]{1,5})?", re.ASCII)
-"""A Host as a browser sends it: a name or an IPv4 address, or an IPv6 address in brackets; then a port. It is no URL:
-a parser of URLs finds 127.0.0.1 in `evil.com@127.0.0.1` and in `127.0.0.1#.evil.com`."""
 
 
 @dataclass(frozen=True)
@@ -60,28 +57,12 @@ class Access:
 
     def knows_name(self, host: str) -> bool:
         """Return whether a request's Host calls this server by one of its names."""
-        match = _HOST.fullmatch(host)
-        if not match:
-            return False
-        name = (match[1] or match[2]).rstrip(".").lower()
-        return name in self.names or (self.any_ip and _is_address(name))
+        name = name_in(host)
+        return name in self.names or (self.any_ip and is_address(name))
 
     def is_token(self, given: str) -> bool:
         """Return whether this is the token, in a time that says nothing of how much of it is right."""
         return secrets.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether only this machine reaches an address."""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 class Guard:

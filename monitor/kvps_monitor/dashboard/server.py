@@ -14,9 +14,9 @@ from typing import Any
 import uvicorn
 
 from kvps.errors import InvalidSetting, KvpsError
-from kvps.machine.address import outward_address
+from kvps.machine.address import is_loopback, outward_address
 from kvps.store import Store
-from kvps_monitor.dashboard.access import Access, is_loopback
+from kvps_monitor.dashboard.access import Access
 from kvps_monitor.dashboard.app import application
 from kvps_monitor.dashboard.watches import Watches
 

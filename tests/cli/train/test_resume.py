@@ -141,6 +141,22 @@ def test_a_run_that_is_stopped_twice_ends_with_the_bits_of_one_that_is_not(
     assert "contributions" not in again.stderr
 
 
+def test_a_run_is_stopped_though_the_reader_of_its_output_has_ended(here: Path, start: Any) -> None:
+    """As tee does of Ctrl-C: it is in the same group of processes."""
+    running = start(*line("static", 2))
+    running.until("begins anew")
+    assert eventually(at("static", 8))
+    running.process.send_signal(signal.SIGINT)
+    running.process.stdout.close()
+    assert running.process.wait(300) == os.EX_TEMPFAIL
+    assert list((here / "kept").glob("static.*")), "a checkpoint and the log"
+    (here / "hurry").touch()
+    done = kvps_run(*line("static", 2))
+    assert done.returncode == 0, done.stderr
+    assert "goes on at version" in done.stderr
+    check_weights(last("static"), "static")
+
+
 STUCK = STATIC.replace("params =", "stuck()\n            params =").replace(
     "with kvps.from_env()",
     """

@@ -10,8 +10,9 @@ local function note_loss(key, entry)
   local number, sum, low, high = (before or ''):match('^(%d+) (%S+) (%S+) (%S+)$')
   low, high = math.min(tonumber(low) or loss, loss), math.max(tonumber(high) or loss, loss)
   local text = string.format('%d %.9g %.6g %.6g', (number or 0) + 1, (tonumber(sum) or 0) + loss, low, high)
-  if redis.call('HSET', key, round, text) == 0 or redis.call('HLEN', key) <= 1000 then return end
-  if redis.call('HLEN', key) > 2000 then return redis.call('DEL', key) end -- another program wrote there
+  local kept = redis.call('HSET', key, round, text) == 1 and redis.call('HLEN', key) or 0
+  if kept <= 1000 then return end
+  if kept > 2000 then return redis.call('DEL', key) end -- another program wrote there
   every = 2 * every
   for _, field in ipairs(redis.call('HKEYS', key)) do
     if (tonumber(field) or 0) % every ~= 0 then redis.call('HDEL', key, field) end
