@@ -12,8 +12,9 @@ from kvps_bench.instructions import SLACK, Case, measure
 
 @pytest.mark.slow
 def test_a_round_takes_so_many_millions_of_instructions() -> None:
+    """Over twenty rounds: the start of one process takes some ten million more or fewer from run to run."""
     program_on_path("valgrind")
-    taken = measure(Case("400B", 100, "redis", 2))
+    taken = measure(Case("400B", 100, "redis", 10))
     assert set(taken) == set(SLACK)
     assert all(0.1 < millions < 100 for millions in taken.values()), taken
 
