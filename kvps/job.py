@@ -68,13 +68,18 @@ class Job:
 
     def __init__(self, client: Client, name: str, replicas: ReplicaReader | None = None) -> None:
         keys = JobKeys(name)
-        stored, layout, id = client.together(
-            [("HGETALL", keys.config), ("GET", keys.layout), ("HGET", keys.version, "id")]
+        stored, made_with, layout, id = client.together(
+            [
+                ("HGETALL", keys.config),
+                ("HGETALL", keys.made_with),
+                ("GET", keys.layout),
+                ("HGET", keys.version, "id"),
+            ]
         )
         if not stored or not layout or not id:
             raise client.lacking(job_not_found(name))
         keys = JobKeys(name, matching(id, f"the id of job {name!r}", *JOB_ID))
-        access = JobAccess.of(client, keys, JobConfig.of_job(stored), Layout.from_json(layout), replicas)
+        access = JobAccess.of(client, keys, JobConfig.of_job(stored, made_with), Layout.from_json(layout), replicas)
         self.access = OpenedJob.over(access, open_transport(access))
         self.access.reader.check_stored()
         self._joined = WeakValueDictionary[int, Session]()  # thread -> the worker that it has joined as last

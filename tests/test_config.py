@@ -15,8 +15,10 @@ from helpers.paths import ROOT
 import kvps
 from kvps.config import SPECS, JobConfig, JobSettings, Metadata
 from kvps.config.gone import GONE, UNUSED
+from kvps.config.specs import as_text
 from kvps.launch import RunContext
 from kvps.optim import parse
+from kvps.optim.custom import CustomOptimizer
 from kvps.store import Store
 
 ONE = {"x": np.ones(1, np.float32)}
@@ -178,6 +180,31 @@ def test_a_damaged_field_is_one_line_that_names_it_and_harms_no_other_job(
     assert store.job("whole").state().version == 0
     store.remove_job("damaged")
     assert store.jobs() == ["whole"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("reduction", "module:code"),
+        ("task", "module:code"),
+        ("optimizer", as_text(CustomOptimizer(name="module:Code", lr=0.1))),
+        ("missing", "skip"),
+    ],
+)
+def test_a_setting_that_was_changed_since_the_job_was_made_is_refused(store: Store, field: str, value: str) -> None:
+    """A worker may write there, because its scripts declare the key, and would choose what other processes import."""
+    job = store.create_job("job", ONE)
+    keys, before = job.access.keys, store.client.call("HGET", job.access.keys.config, field)
+    store.client.call("HSET", keys.config, field, value)
+    with pytest.raises(kvps.CorruptData, match=rf"^job 'job': config field {field} is .* when the job was made"):
+        store.job("job")
+    store.client.call("HDEL", keys.made_with, field)  # as if this kvps had a setting more than the one that made it
+    with pytest.raises(kvps.CorruptData, match=rf"config field {field} is .*, and was None when the job was made"):
+        store.job("job")
+    store.client.call("DEL", keys.made_with)
+    assert store.job("job").config != job.config, "an earlier version of kvps made no copy"
+    store.client.call("HSET", keys.config, field, before)
+    assert store.job("job").config == job.config
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from kvps.parsing import Fields
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _NEWER = frozenset({"units_per_round", "units_per_epoch", "backup_after", "samples", "missing"})
 """Settings that jobs of earlier versions of kvps lack; their defaults are what those did."""
+_CHANGING = frozenset({"launched_by", "memory"})
+"""What may be other than when the job was made. Neither names code."""
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
@@ -105,13 +107,20 @@ class JobConfig(UncheckedConfig):
             raise CorruptData(f"{where} field {error}; another version of kvps or another program wrote it") from None
 
     @classmethod
-    def of_job(cls, stored: Mapping[str, str]) -> JobConfig:
-        """Return the settings in the config hash of a job on a server. Raises CorruptData, also if what scripts read
-        there does not follow from them."""
+    def of_job(cls, stored: Mapping[str, str], made_with: Mapping[str, str]) -> JobConfig:
+        """Return the settings in the config hash of a job on a server. `made_with` has what its creator wrote there;
+        jobs of earlier versions of kvps lack it. Raises CorruptData, also if what scripts read there does not follow
+        from the settings."""
         config = cls.from_hash(stored)
         text, follows = stored.get("max_pending"), str(config.max_pending)
         if text != follows:
             raise CorruptData(f"config field max_pending is {shown(text)}, and not {follows}: {GONE['max_pending']}")
+        for name in {**stored, **made_with} if made_with else ():
+            if name not in _CHANGING and (text := stored.get(name)) != (before := made_with.get(name)):
+                raise CorruptData(
+                    f"config field {name} is {shown(text)}, and was {shown(before)} when the job was made: another "
+                    f"program wrote there"
+                )
         return config
 
 

@@ -1,13 +1,13 @@
-"""What has happened to a job, oldest first, from the commit log and the stream of leases. Nothing is written.
+"""What has happened to a job, oldest first, from the commit log, the leases and the evaluations. Nothing is written.
 
-Both streams have ids by the server's clock, so their entries are in one order whatever the clocks of hosts say. The
-time of an entry is a field: ids never go back where the server's clock was set back.
+The three streams have ids by the server's clock, so their entries are in one order whatever the clocks of hosts say.
+The time of an entry is a field: ids never go back where the server's clock was set back.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from typing import Any, NamedTuple
 
@@ -46,7 +46,9 @@ class EventLog:
 
     def __init__(self, client: Client, keys: JobKeys) -> None:
         self._client = client
-        self._seen = dict.fromkeys((keys.commits, keys.leases), "0-0")  # stream -> the last id that was read
+        self._kinds = {keys.evaluations: {"kind": "evaluate"}}  # who may write there can note nothing else
+        streams = keys.commits, keys.leases, keys.evaluations
+        self._seen = dict.fromkeys(streams, "0-0")  # stream -> the last id that was read
 
     def newest(self, count: int) -> list[Event]:
         """Return the newest `count` events, or all that Redis has for 0. Raises CorruptData."""
@@ -59,7 +61,7 @@ class EventLog:
         pages: list[list[Entry]] = []
         while not pages or any(len(page) == most for page in pages):
             asked = [("XRANGE", stream, f"({last}", "+", "COUNT", most) for stream, last in self._seen.items()]
-            pages = [[(id, fields) for id, fields in page] for page in self._client.together(asked)]
+            pages = self._entries(self._client.together(asked))
             yield self._merged(pages)
 
     def before(self, id: str, count: int) -> list[tuple[str, Event]]:
@@ -86,10 +88,17 @@ class EventLog:
     def _back_from(self, end: str, count: int) -> list[list[Entry]]:
         """Return the newest `count` entries of each stream up to the id `end`, oldest first."""
         asked = [("XREVRANGE", stream, end, "-", "COUNT", count) for stream in self._seen]
-        return [[(id, fields) for id, fields in reversed(page)] for page in self._client.together(asked)]
+        return self._entries(map(reversed, self._client.together(asked)))
 
     def _after_seen(self) -> list[list[Entry]]:
-        return [list(entries_after(self._client, stream, last)) for stream, last in self._seen.items()]
+        return self._entries(entries_after(self._client, stream, last) for stream, last in self._seen.items())
+
+    def _entries(self, pages: Iterable[Iterable[Any]]) -> list[list[Entry]]:
+        """Return a page of each stream as entries that have a kind."""
+        return [
+            [(id, fields | self._kinds.get(stream, {})) for id, fields in page]
+            for stream, page in zip(self._seen, pages, strict=True)
+        ]
 
     def _merged(self, pages: list[list[Entry]]) -> list[Event]:
         """Note the last entry of each stream as read; return all in the order of their ids."""

@@ -30,6 +30,7 @@ _READ = (
     *("TTL", "TYPE", "XLEN", "XRANGE", "XREAD", "XREVRANGE", "ZCARD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"),
 )
 _ALL_KEYS = "*"
+_NEVER = "never:*"  # a script declares its keys for reading and writing, and so a user of it may write here
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,15 @@ class Role:
     queues: bool = False
 
 
-_READER = Role(scripts=("pin",), writes=("pin", "never"))
-_EVALUATOR = Role(scripts=("pin", "report"), writes=("pin", "commits", "evaluation", "never"))
+_READER = Role(scripts=("pin",), writes=("pin", _NEVER))
+_EVALUATOR = Role(scripts=("pin", "report"), writes=("pin", "evaluation", "evaluations", _NEVER))
 _WORKER = Role(
     scripts=("join", "push", "heartbeat", "leave", "next_unit", "reserve", "control", "pin", "report", "sync"),
     commands=("SET", "UNLINK", "WAIT"),
     writes=(
         *("version", "config", "clock", "workers", "skip", "ranks", "rounds", "pushed", "draining", "finished"),
         *("turns", "free_units", "taken_units", "heartbeat", "inbox", "units", "plan", "commits", "pin", "sync"),
-        *("states", "never", "trace:*", "activity", "evaluation"),
+        *("states", "trace:*", "activity", "evaluation", "evaluations", _NEVER),
     ),
     bytes=("g", "r"),
 )

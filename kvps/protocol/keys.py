@@ -11,6 +11,9 @@ are in the same half of all slots, and so on one of two masters.
                                                                        its first job over shm is in: `auto` takes no
                                                                        other; deleted with the last job
     kvps:{job}:config                      hash    create, adopt.lua   readable fields: settings, metadata
+    kvps:{job}:made_with                   hash    create.lua          the fields of config, without launched_by and
+                                                                       memory, as they were then: a process compares
+                                                                       them before it imports what they name
     kvps:{job}:layout                      string  create.lua          JSON: parameters, buffers, dtype, shapes, shards
     kvps:{job}:version                     hash    create, ready,      version, head, id, history, run_id (the server's
                                                    recover, trim,      when that history began), plan_id;
@@ -91,10 +94,10 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:norms                       stream  norm.lua            capped: the plan whose sums are all there; wakes
                                                                        the aggregators that wait for them
     kvps:{job}:ready                       hash    ready.lua           shard -> term and digest that are staged for it
-    kvps:{job}:commits                     stream  ready, join, leave, the commit log: commits, joins, evaluations and
-                                                   evict, report,      so on; wakes aggregators and watchers
-                                                   control.lua
+    kvps:{job}:commits                     stream  ready, join, leave, the commit log: commits, joins and so on; wakes
+                                                   evict, control.lua  aggregators and watchers
     kvps:{job}:evaluation                  hash    report.lua          the newest: version, figures, by, at_ms, nonce
+    kvps:{job}:evaluations                 stream  report.lua          capped: all of them; it wakes nobody
     kvps:{job}:copies                      string  kvps up, run,       how many workers the command that launched the
                                                    scale               job keeps, if that may change; expires
     kvps:{job}:host:<number>               string  kvps run            JSON: the process that has this part of a run of
@@ -106,8 +109,8 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
                                                                        that Redis was given, with the job's state then
     kvps:{job}:sync                        string  sync.lua            nothing: a write that a replica must have
-    kvps:{job}:never                       -       nobody              nothing, ever: see script_header; there is one in
-                                                                       the slot of each shard, too
+    kvps:{job}:never:<nonce of a process>  -       nobody              nothing, ever: see script_header. No other
+                                                                       process knows the name, and could write there
     kvps:{job}:removed                     string  remove, forget.lua  the id of a removed job, while its bytes are
                                                                        being unlinked
     kvps:{job}:trace:<worker>              stream  push, leave.lua     capped: the times of each iteration, its loss
@@ -123,6 +126,7 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job/id/shard/}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state; in some versions the
                                                                    view of workers, as slot view
     kvps:{job/id/shard/}:m:<name>           string  aggregator          JSON manifest, staged last
+    kvps:{job/id/shard/}:never              -       nobody              nothing, ever
     kvps:{job/id/shard/}:reserve:<part>     string  aggregator          zeros, as large as a version: deleted when a
                                                                        full server refuses to stage one
     kvps:{job/id/shard/}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
@@ -145,8 +149,10 @@ twice: what a paused process writes late has a name that no other process reads.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from kvps.errors import InvalidName, shown
@@ -155,6 +161,7 @@ from kvps.parsing import JOB_ID, NAME, NAME_IN_WORDS
 JOBS = "kvps:jobs"
 MEMORY = "kvps:memory"
 _ID, _ = JOB_ID
+_OF_THIS_PROCESS = secrets.token_hex(8)
 
 
 def check_name(kind: str, name: str) -> str:
@@ -226,6 +233,7 @@ class JobKeys:
         return f"kvps:{{{self.job}/{self.id}/{shard}/}}:{what}"
 
     config = _Control()
+    made_with = _Control()
     layout = _Control()
     version = _Control()
     clock = _Control()
@@ -249,7 +257,6 @@ class JobKeys:
     mirror = _Control()
     sync = _Control()
     states = _Control()
-    never = _Control()
     removed = _Control()
     leases = _Control()
     norms = _Control()
@@ -259,6 +266,12 @@ class JobKeys:
     copies = _Control()
     last = _Control()
     evaluation = _Control()
+    evaluations = _Control()
+
+    @cached_property
+    def never(self) -> str:
+        """Return a key that never exists, in the slot of the job."""
+        return self._control(f"never:{_OF_THIS_PROCESS}")
 
     def lease(self, shard: int) -> str:
         return self._control(f"lease:{shard}")

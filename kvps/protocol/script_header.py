@@ -18,7 +18,7 @@ nothing. USES names the files in `include/` whose functions the script calls.
 
 While a cluster moves a slot, some of its keys are on another node, and a script would fail at the first of them. The
 last key of each script of a job, `never`, does not exist: a script that names such a key gets TRYAGAIN then, before it
-begins.
+begins. Its name is a secret of the process, or a reader of the job could make it.
 """
 
 from __future__ import annotations

@@ -69,6 +69,7 @@ def _spoil(store: Store) -> dict[str, str]:
         "binary": r"version: history must be 1 to 128 letters, digits, dots and -, not '\udcff'",
     }
     jobs = {name: store.create_job(name, ONE) for name in wanted}
+    store.client.call("DEL", jobs["newer"].access.keys.made_with)
     store.client.call("HSET", jobs["newer"].access.keys.config, "optimizer", '{"kind": "rprop", "lr": 0.1}')
     store.client.call("SET", jobs["layout"].access.keys.layout, "{")
     store.client.call("DEL", jobs["foreign"].access.keys.clock)

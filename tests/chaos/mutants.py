@@ -67,7 +67,9 @@ def _no_digest() -> None:
 def _split_commit() -> None:
     """Split the commit in two calls: clocks, inbox, plan; then version, head, names, log. A kill may fall between."""
     text = _TEXTS["ready"]
-    cut = text.index("local new_head = ")
+    logged, rest = text.index("local new_head = "), text.index("  local changes = ")
+    begins, ends = (text.index(words) for words in ("local function flip()\n", "end\nlocal flipped, why"))
+    answer = text[text.index("return { 'FLIPPED'") : text.index(" end\nredis.call('XDEL'")]
     reads = text[: text.index("local mine = ")]
     for old, new in (
         (" history digest\n", " history digest text parts up_to\n"),
@@ -75,7 +77,8 @@ def _split_commit() -> None:
     ):
         assert reads.count(old) == 1, f"ready.lua must hold exactly once: {old}"
         reads = reads.replace(old, new)
-    _write("ready", f"{text[:cut]}return {{ 'HALF', text, parts, digits(furthest_now) }}\n")
+    first = text[:logged] + text[begins:rest].removeprefix("local function flip()\n")
+    _write("ready", f"{first}return {{ 'HALF', text, parts, digits(furthest_now) }}\n")
     _write(
         "second",
         f"{reads}local plan, lowest, given_back, furthest_now = cjson.decode(text), '', {{}}, tonumber(up_to)\n"
@@ -86,7 +89,8 @@ def _split_commit() -> None:
         "  local i = #staged + 1\n"
         "  numbers[i], fields[i], staged[i] = digits(i - 1), 'shard:' .. digits(i - 1), part\n"
         "end\n"
-        f"local names = redis.call('HMGET', keys.version, unpack(fields))\n{text[cut:]}",
+        f"local names = redis.call('HMGET', keys.version, unpack(fields))\n"
+        f"{text[logged:begins]}{text[rest:ends]}{answer}\n",
     )
     real = scripts.evaluate
 

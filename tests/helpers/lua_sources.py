@@ -13,7 +13,9 @@ _KEYWORDS = (
     *("and", "break", "do", "else", "elseif", "end", "false", "for", "function", "if", "in"),
     *("local", "nil", "not", "or", "repeat", "return", "then", "true", "until", "while"),
 )
-_LIBRARY = ("cjson", "error", "ipairs", "math", "pairs", "redis", "string", "table", "tonumber", "type", "unpack")
+_LIBRARY = (
+    *("cjson", "error", "ipairs", "math", "pairs", "pcall", "redis", "string", "table", "tonumber", "type", "unpack"),
+)
 _OPTIONS = {"BEFORE", "COUNT", "LIMIT", "MAXLEN", "MINID", "PX", "WITHSCORES"}
 
 

@@ -41,14 +41,21 @@ ADMINISTRATION = [
     *("CLIENT KILL 127.0.0.1:1", "EVAL return(1) 0"),
 ]
 READ = ["HGETALL {control}version", "GET {control}layout", "XRANGE {control}commits - +", "GET {bytes}w:{name}:0"]
-WRITE_WEIGHTS = ["SET {bytes}w:{name}:0 1", "DEL {bytes}w:{name}:0", "SET {bytes}m:{name} 1", "SET {control}term:0 1"]
+WRITE_WEIGHTS = [
+    *("SET {bytes}w:{name}:0 1", "DEL {bytes}w:{name}:0", "SET {bytes}m:{name} 1", "SET {control}term:0 1"),
+    *("SET {control}layout x", "HSET {control}made_with task module:code"),
+]
 WRITE_CONTROL = ["HSET {control}workers w0 x", "HSET {control}version version 9"]
+LOG = ["XADD {control}commits * kind stop", "DEL {control}commits", "SET {control}never x"]
 LIST = ["SADD kvps:jobs x", "SREM kvps:jobs mine"]
 QUEUE = ["LRANGE rq:queue:kvps 0 -1", "DEL rq:job:x"]
 LOAD = ["SCRIPT LOAD return(1)"]
 TABLE = {
-    "reader": (READ, WRITE_WEIGHTS + WRITE_CONTROL + LIST + QUEUE + LOAD),
-    "evaluator": ([*READ, "HSET {control}evaluation x 1"], WRITE_WEIGHTS + WRITE_CONTROL + LIST + QUEUE + LOAD),
+    "reader": (READ, WRITE_WEIGHTS + WRITE_CONTROL + LOG + LIST + QUEUE + LOAD),
+    "evaluator": (
+        [*READ, "HSET {control}evaluation x 1", "XADD {control}evaluations * x 1"],
+        WRITE_WEIGHTS + WRITE_CONTROL + LOG + LIST + QUEUE + LOAD,
+    ),
     "worker": ([*READ, "SET {bytes}g:w0.x:1:0 1"], WRITE_WEIGHTS + LIST + QUEUE + LOAD),
     "aggregator": (READ + WRITE_WEIGHTS + LOAD, LIST + QUEUE),
     "host": (READ + QUEUE + LOAD, WRITE_WEIGHTS + LIST),
@@ -119,7 +126,7 @@ def test_what_a_role_may_do_and_what_not(store: Store, raw: Any, role: str, jobs
     allowed, refused = TABLE[role]
     refused = refused + FOREIGN + ADMINISTRATION
     if version < acl.READ_ONLY_KEYS and role != "reader":  # docs/security.md: there is no key that may only be read
-        refused = [command for command in refused if command not in WRITE_WEIGHTS + WRITE_CONTROL]
+        refused = [command for command in refused if command not in WRITE_WEIGHTS + WRITE_CONTROL + LOG]
         refused = [command for command in refused if command not in LIST or jobs == "mine"]
     with redis.Redis.from_url(url_for(store.url, "u", "u"), protocol=2) as client:
         before = _all(raw)

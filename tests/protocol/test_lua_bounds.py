@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from helpers.harness import aggregating, await_version, gradient, model
+from helpers.harness import abandoned, aggregating, await_version, gradient, log_entries, model
 from helpers.lua_sources import Sources, bare
 from helpers.units import ZERO
 
@@ -224,6 +224,55 @@ def test_the_time_of_a_commit_grows_with_what_a_worker_put_for_its_state(store: 
     """In the square it took 10 s, 1,000 times as long as all the rest."""
     short, long = (_microseconds_of_commit(store, raw, piece * length) for length in (30, 30_000))
     assert long < 200 * max(short, 5_000)
+
+
+# -- streams that take no entry -----------------------------------------------------------------------------------
+
+_HIGHEST = "18446744073709551615-18446744073709551615"
+
+
+def test_a_version_is_not_made_without_its_entry_in_the_log(store: Store, raw: Any) -> None:
+    job = store.create_job("job", model(), workers=1)
+    keys = job.access.keys
+    with job.join("w0") as session, abandoned(job) as aggregator:
+        session.push(gradient(session.pull(), 0, 0))
+        raw.xadd(keys.commits, {"kind": "x"}, _HIGHEST)
+        before = {key: raw.hgetall(key) for key in (keys.version, keys.clock, keys.workers)}
+        for _ in range(2):
+            with pytest.raises(ServerError, match="exhausted the last possible ID"):
+                aggregator.work()
+        after = {key: raw.hgetall(key) for key in before}
+        assert after[keys.version].pop(b"plan_id") == b"1"
+        assert before[keys.version].pop(b"plan_id") == b"0"
+        assert after == before
+        raw.delete(keys.commits)
+        aggregator.work()
+    assert (job.state().version, job.state().clock) == (1, {"w0": 1})
+
+
+def test_a_damaged_clock_leaves_no_entry_in_the_log(store: Store, raw: Any) -> None:
+    job = store.create_job("job", model(), workers=1)
+    keys = job.access.keys
+    with job.join("w0") as session, abandoned(job) as aggregator:
+        session.push(gradient(session.pull(), 0, 0))
+        before = raw.xlen(keys.commits)
+        raw.hset(keys.clock, "w0", "x")
+        for _ in range(3):
+            with pytest.raises(ServerError, match=r"rounds\.lua:\d+"):
+                aggregator.work()
+        assert raw.xlen(keys.commits) == before
+        raw.hset(keys.clock, "w0", "0")
+        aggregator.work()
+    assert [int(f["version"]) for _, f in log_entries(job) if f["kind"] == "commit"] == [1]
+
+
+def test_a_worker_that_nobody_can_wake_looks_again(store: Store, raw: Any) -> None:
+    job = store.create_job("job", model(), workers=1)
+    raw.xadd(job.access.keys.turns, {"lowest": "0"}, _HIGHEST)
+    with aggregating(job), job.join("w0") as session:
+        for _ in range(2):
+            session.push(gradient(session.pull(), 0, 0))
+        await_version(job, 2)
 
 
 # -- collections that a worker filled -----------------------------------------------------------------------------

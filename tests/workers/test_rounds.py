@@ -114,6 +114,7 @@ def test_a_job_whose_replay_has_another_batch_size_or_seed_differs(store: Store)
     job = digits_job(store)
     run_workers(job, *training(job, "w0", "w1", "w2"))
     proved(job)
+    job.access.client.call("DEL", job.access.keys.made_with)
     for field, value in (("batch_size", "48"), ("seed", "1")):
         before = job.access.client.call("HGET", job.access.keys.config, field)
         job.access.client.call("HSET", job.access.keys.config, field, value)

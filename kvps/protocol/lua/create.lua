@@ -1,5 +1,5 @@
 -- create: make a job whose first version is already staged: version 0, or the version of a checkpoint.
--- KEYS version:hash config:hash layout:string commits:stream removed:string clock:hash skip:hash workers:hash
+-- KEYS version:hash config:hash made_with:hash layout:string commits:stream removed:string clock:hash skip:hash workers:hash
 -- KEYS units:hash states:hash free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set
 -- KEYS ranks:hash never
 -- ARGV job layout run_id name shards checkpoint settings...
@@ -17,8 +17,11 @@ if id or redis.call('EXISTS', keys.version, keys.config, keys.layout) > 0 then r
 if redis.call('EXISTS', keys.removed) > 0 then return { 'REMOVED' } end
 local earlier = checkpoint ~= '' and cjson.decode(checkpoint)
 
-redis.call('DEL', keys.commits, keys.clock, keys.skip, keys.workers, keys.units, keys.states)
+redis.call('DEL', keys.made_with, keys.commits, keys.clock, keys.skip, keys.workers, keys.units, keys.states)
 redis.call('HSET', keys.config, unpack(settings))
+-- No script of workers declares this copy, so that they may not write it.
+redis.call('HSET', keys.made_with, unpack(settings))
+redis.call('HDEL', keys.made_with, 'launched_by', 'memory')
 redis.call('SET', keys.layout, layout)
 -- The chain starts from the id, so that two jobs of one name never share a head; or it continues a checkpoint's.
 local version, head = earlier and earlier.version or '0', earlier and earlier.head or redis.sha1hex(job)

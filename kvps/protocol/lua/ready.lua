@@ -48,41 +48,47 @@ end
 -- Plan and shards are logged letter by letter as they are hashed, so that anyone can hash them again.
 local text, parts = redis.call('HGET', keys.plan, 'text'), table.concat(staged, ',')
 local plan = cjson.decode(text)
-local given_back, highest, before_rejected = end_rounds(plan.rejected, keys.skip, tonumber(furthest))
-pass_states_on(plan.rejected, before_rejected, version)
-local done, furthest_now, before_done = end_rounds(plan.contributions, keys.clock, highest)
-commit_states(plan.contributions, before_done, version)
-if rounds then -- what a version of units leaves out is left out for good, or its round would never be whole
-  for _, unit in ipairs(given_back) do done[#done + 1] = unit end
-  given_back = {}
-end
-for i = 1, #done, 1000 do redis.call('HDEL', keys.units, unpack(done, i, math.min(i + 999, #done))) end
-if #done > 0 then redis.call('HINCRBY', keys.units, 'done', #done) end
-for _, unit in ipairs(given_back) do free_unit(unit) end
-if ids then
-  local taken = {}
-  for id in ids:gmatch('%S+') do taken[#taken + 1] = id end
-  for i = 1, #taken, 1000 do redis.call('XDEL', keys.inbox, unpack(taken, i, math.min(i + 999, #taken))) end
-else
-  local ms, number = through:match('^(%d+)-(%d+)$')
-  redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- this plan takes the oldest entries
-end
-redis.call('DEL', keys.plan, keys.ready)
 local new_head = redis.sha1hex(head .. '\n' .. text .. '\n' .. parts)
-local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now),
-  'contributions', digits(counted + #plan.contributions) }
-for i, part in ipairs(staged) do
-  local place = #changes
-  changes[place + 1], changes[place + 2] = 'before:' .. numbers[i], names[i] or ''
-  changes[place + 3], changes[place + 4] = fields[i], version .. '.' .. part:match('^(%S+)')
-end
-redis.call('HSET', keys.version, unpack(changes))
+-- First, because a log takes no entry behind one with the highest id: no version is ever without its entry.
 local commit_id = log_entry('commit', 'version', version, 'head', new_head, 'plan', text, 'shards', parts)
--- A worker may also wait for a unit, or for its own commit: with a quorum, in ASP, and if no more of its contributions
--- may wait than the bound allows.
-local after = lowest_round()
-if after ~= lowest or #given_back > 0 or rounds or closes == 'quorum' or bound < 0
-  or tonumber(max_pending) <= bound then
-  wake(after)
+local function flip()
+  local given_back, highest, before_rejected = end_rounds(plan.rejected, keys.skip, tonumber(furthest))
+  pass_states_on(plan.rejected, before_rejected, version)
+  local done, furthest_now, before_done = end_rounds(plan.contributions, keys.clock, highest)
+  commit_states(plan.contributions, before_done, version)
+  if rounds then -- what a version of units leaves out is left out for good, or its round would never be whole
+    for _, unit in ipairs(given_back) do done[#done + 1] = unit end
+    given_back = {}
+  end
+  for i = 1, #done, 1000 do redis.call('HDEL', keys.units, unpack(done, i, math.min(i + 999, #done))) end
+  if #done > 0 then redis.call('HINCRBY', keys.units, 'done', #done) end
+  for _, unit in ipairs(given_back) do free_unit(unit) end
+  if ids then
+    local taken = {}
+    for id in ids:gmatch('%S+') do taken[#taken + 1] = id end
+    for i = 1, #taken, 1000 do redis.call('XDEL', keys.inbox, unpack(taken, i, math.min(i + 999, #taken))) end
+  else
+    local ms, number = through:match('^(%d+)-(%d+)$')
+    redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- this plan takes the oldest entries
+  end
+  redis.call('DEL', keys.plan, keys.ready)
+  local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now),
+    'contributions', digits(counted + #plan.contributions) }
+  for i, part in ipairs(staged) do
+    local place = #changes
+    changes[place + 1], changes[place + 2] = 'before:' .. numbers[i], names[i] or ''
+    changes[place + 3], changes[place + 4] = fields[i], version .. '.' .. part:match('^(%S+)')
+  end
+  -- A worker may also wait for a unit, or for its own commit: with a quorum, in ASP, and if no more of its contributions
+  -- may wait than the bound allows.
+  local after = lowest_round()
+  if after ~= lowest or #given_back > 0 or rounds or closes == 'quorum' or bound < 0
+    or tonumber(max_pending) <= bound then
+    wake(after)
+  end
+  redis.call('HSET', keys.version, unpack(changes)) -- last: nothing fails behind it
 end
-return { 'FLIPPED', next_version, pinned(), commit_id }
+local flipped, why = pcall(flip)
+if flipped then return { 'FLIPPED', next_version, pinned(), commit_id } end
+redis.call('XDEL', keys.commits, commit_id) -- the plan or a count is damaged
+error(why, 0)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kvps.history.evaluations import Evaluation
 from kvps.history.log_file import LogFile
-from kvps.history.log_stream import LogStream
+from kvps.history.log_stream import LogStream, entries_after
 from kvps.job import Job
 from kvps.parsing import entry_ms
 from kvps.protocol.job_state import Commit, State
@@ -69,7 +69,7 @@ class RowReader:
         self._read_up_to = after
         self.holds_newest = holds_newest
         self._checkpoints = checkpoints
-        self._seen = "0-0"
+        self._seen = self._seen_evaluation = "0-0"
         self._losses: dict[str, dict[int, float]] = {}  # worker -> round -> loss
         self._traced_rounds: dict[str, int] = {}  # worker -> the last round of its trace that was read
         self._waiting: deque[_Waiting] = deque()
@@ -101,11 +101,13 @@ class RowReader:
             self._seen = id
             if fields.get("kind") == "commit":
                 self._add(entry_ms(id, fields), Commit.of(fields))
-            elif fields.get("kind") == "evaluate":
-                self._add_evaluation(id, fields)
+        access = self._job.access
+        for id, fields in entries_after(access.client, access.keys.evaluations, self._seen_evaluation):
+            self._seen_evaluation = id
+            self._add_evaluation(id, fields)
 
     def _add_evaluation(self, id: str, fields: dict[str, str]) -> None:
-        e = Evaluation.of(fields, entry_ms(id, fields), "an evaluation in the log")
+        e = Evaluation.of(fields, entry_ms(id, fields), f"evaluation {id}")
         figures = {f"eval/{name}": value for name, value in e.figures.items()}
         self._evaluations.append(Row(e.version, e.at_ms, figures, is_evaluation=True))
 
@@ -135,8 +137,6 @@ class RowReader:
             if fields.get("kind") == "commit" and (commit := Commit.of(fields)).version == expected <= last:
                 yield entry_ms(id, fields), commit
                 expected += 1
-            elif fields.get("kind") == "evaluate":
-                self._add_evaluation(id, fields)
 
     def _read_traces(self) -> None:
         """Note the losses of the rounds that wait, and the norms of versions."""

@@ -196,12 +196,27 @@ def test_what_a_replay_alone_sees_is_caught_though_the_chain_was_made_anew(store
 def test_weights_and_seed_that_were_tampered_with_are_caught(store: Store) -> None:
     job = digits_job(store, shards=2)
     run_workers(job, *training(job, "w0", "w1", "w2"))
+    store.client.call("DEL", job.access.keys.made_with)
     store.client.call("HSET", job.access.keys.config, "seed", 1)
     assert proof_of(store.job("digits"))[1].differs.startswith("commit 1: contribution 1 of w0")
     store.client.call("SETRANGE", job.access.keys.weights(1, job.state().names[1], 0), 7, "\x01")
     proof = proof_of(job)[1]
     assert proof.differs == "version 15: the weights of shard 1 in Redis are not those that were committed"
     assert (proof.commits, proof.replayed) == (ROUNDS, ROUNDS)
+
+
+def test_code_that_only_the_log_names_is_not_imported(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may write there, and would choose what a replay imports from its directory."""
+    (tmp_path / "chosen.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    job = digits_job(store)
+    forged = {"kind": "restore", "version": 0, "settings": json.dumps({"reduction": ["mean", "chosen:code"]})}
+    job.access.client.call("XADD", job.access.keys.commits, "*", *chain(*forged.items()))
+    run_workers(job, *training(job, "w0", "w1", "w2"))
+    differs = proof_of(job)[1].differs
+    assert "the log names the code 'chosen:code', and the job does not: kvps imports none of it" in differs
 
 
 def test_a_damaged_record_is_caught_and_the_file_named(store: Store, tmp_path: Path) -> None:

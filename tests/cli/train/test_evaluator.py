@@ -16,7 +16,6 @@ import safetensors.torch
 import torch
 from helpers.arrays import assert_same_bits
 from helpers.commands import KVPS, kvps_run, refused, run
-from helpers.harness import log_entries
 from helpers.pages import python_in
 from helpers.paths import ROOT
 from helpers.torch_process import TorchPopen
@@ -25,6 +24,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import kvps
+from kvps.history.events import EventLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]  # each starts whole commands
 
@@ -234,7 +234,8 @@ def test_a_run_that_is_stopped_and_resumed_is_evaluated_to_its_end(lasting: kvps
     running.process.send_signal(signal.SIGTERM)
     running.until(" is ended before it has evaluated the last version: the run is stopped")
     assert running.wait() == 0
-    logged = [f["version"] for _, f in log_entries(job) if f["kind"] == "evaluate"]
+    events = EventLog(job.access.client, job.access.keys).newest(0)
+    logged = [e.facts["version"] for e in events if e.kind == "evaluate"]
     assert len(logged) == len(set(logged))
 
 

@@ -148,7 +148,7 @@ def test_a_job_without_spans_is_refused(store: Store) -> None:
 
 
 A_TRACE = {"round": 3, "version": 2, "at": 1_700_000_000_000_000, "compute_ms": 1}
-AN_EVALUATION = {"kind": "evaluate", "version": 2, "figures": '{"loss": 1}', "by": "me", "at_ms": 9_000_000_000_000}
+AN_EVALUATION = {"version": 2, "figures": '{"loss": 1}', "by": "me", "at_ms": 9_000_000_000_000}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ AN_EVALUATION = {"kind": "evaluate", "version": 2, "figures": '{"loss": 1}', "by
 )
 def test_a_corrupt_entry_is_one_line(store: Store, entry: dict[str, Any], words: str) -> None:
     job = timed_job(store, workers=1, rounds=2)
-    key = job.access.keys.commits if "kind" in entry else job.access.keys.trace("w0")
+    key = job.access.keys.evaluations if "figures" in entry else job.access.keys.trace("w0")
     job.access.client.call("XADD", key, "*", *(x for pair in entry.items() for x in pair))
     with pytest.raises(CorruptData, match=words):
         record(job)

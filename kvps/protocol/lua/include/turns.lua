@@ -5,4 +5,6 @@ local function lowest_round()
   return round
 end
 
-local function wake(lowest) redis.call('XADD', keys.turns, 'MAXLEN', '~', 100, '*', 'lowest', lowest or '') end
+-- A worker may have given the stream an entry with the highest id, so that it takes no other. Then nobody is woken, and
+-- each looks again within a second.
+local function wake(lowest) redis.pcall('XADD', keys.turns, 'MAXLEN', '~', 100, '*', 'lowest', lowest or '') end
