@@ -10,8 +10,10 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
+from hostile.calls import MOST_SHARDS, MOST_WORKERS, honest
 from hostile.fuzzer import Failure, Tally, run
 
+_MANY = 1_000  # mutations, after which the calls of an honest job are measured too
 _SHARE = 5_000  # mutations that one process makes, with a server of its own
 
 
@@ -48,6 +50,11 @@ def _show(tally: Tally, seed: int, seconds: float) -> None:
     runs = sum(tally.readers.values())
     print(f"\nseed {seed}: {tally.mutations} mutations, {runs} runs of readers in {seconds:.0f} s")
     print(f"the peak of memory grew by {tally.growth / 2**20:.1f} MiB at most in one run")
+    call, number = tally.longest
+    print(f"the longest call of a script: {call}, in mutation {number}")
+    if tally.mutations >= _MANY:
+        workers, shards = honest().values()
+        print(f"in an honest job of {MOST_WORKERS:,} workers: {workers}; of {MOST_SHARDS:,} shards: {shards}")
     places = Counter(failure.place for failure in tally.failures)
     first: dict[str, Failure] = {}
     for failure in tally.failures:

@@ -16,9 +16,11 @@ from random import Random
 from types import FrameType
 from typing import Any
 
+import redis
 from helpers.paths import ROOT
 from helpers.servers import running_server
 
+from hostile.calls import Call, SlowCalls
 from hostile.mutations import Mutation, file_mutation_of, mutation_of
 from hostile.readers import READERS, Reader, hurry
 from hostile.scene import NEIGHBOUR, NEIGHBOURS_KEYS, SCENES, GaveUp, HurriedClient, Scene, scene
@@ -29,6 +31,7 @@ from kvps.protocol.keys import JOBS
 _IN_ONE_SCENE = 50  # mutations in a row
 _SPACE = 4 << 30  # bytes of address space beyond those at the start
 _IDLE = 20  # times as long may it take as it may work
+_LONGEST_MS = 1_000  # of one call of a script: a machine that is busy with others takes ten times as long
 _GROWTH = 64 << 20  # bytes that one reader may add to the peak, besides twice the scene's size
 
 
@@ -59,6 +62,7 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     growth: int = 0
+    longest: tuple[Call, int] = (Call(), 0)  # of all calls of scripts, and the number of its mutation
 
     def add(self, other: Tally) -> None:
         self.mutations += other.mutations
@@ -67,6 +71,7 @@ class Tally:
         self.kinds += other.kinds
         self.failures += other.failures
         self.growth = max(self.growth, other.growth)
+        self.longest = max(self.longest, other.longest)
 
 
 def run(seed: int, numbers: list[int]) -> Tally:
@@ -85,13 +90,17 @@ def run(seed: int, numbers: list[int]) -> Tally:
             block = number // _IN_ONE_SCENE
             by_scene.setdefault((block, names[block % len(names)]), []).append(number)
         ready: dict[str, Scene] = {}
-        with ExitStack() as made:
+        with ExitStack() as made, redis.Redis.from_url(url) as raw:
+            slow = SlowCalls(raw)
             for (_, name), some in by_scene.items():
                 if name not in ready:
                     ready[name] = made.enter_context(scene(name, url, Path(folder) / str(len(ready))))
                 ready[name].restore()
+                slow.longest()
                 for number in some:
-                    _Trial(ready[name], name, number, Random(f"{seed}/{number}"), tally).run()
+                    trial = _Trial(ready[name], name, number, Random(f"{seed}/{number}"), tally)
+                    trial.run()
+                    trial.judge(slow.longest())
     return tally
 
 
@@ -152,6 +161,12 @@ class _Trial:
                 if name != "aggregator of all" and scene.changed(scene.neighbour, neighbour):
                     self._fail(name, shown, "it changed the neighbour", f"neighbour in {name}")
         scene.restore()
+
+    def judge(self, call: Call) -> None:
+        """Note the longest call of a script. Meanwhile the server served no other job."""
+        self.tally.longest = max(self.tally.longest, (call, self.number))
+        if call.ms > _LONGEST_MS:
+            self._fail(call.script, "", f"a call of it took {call.ms:.0f} ms", f"a long call of {call.script}")
 
     def _draw(self, of_files: bool) -> Mutation:
         if of_files:

@@ -13,6 +13,9 @@ NUMBERS += ["9" * 5000, "4097", "1000001", "0.0000001", "1_000", "true", "None"]
 JSON_TEXTS = ["[]", "{}", "null", "true", '"x"', "0", "[0]", '{"": 0}', "NaN", "[NaN]", "1e999", "{", '"', "[" * 50_000]
 JSON_TEXTS += ['{"a":' * 9 + "1" + "}" * 9, '"\\ud800"', '{"a": 1, "a": 2}', "9" * 5000, "[" + "0," * 999 + "0]"]
 TEXTS = ["x" * 100_000, "\x1b[2J\x1b]0;x\x07", "\r\nOK\r\n", "\x00", "a\x00b", "\u202e", "\u2028", "é", "%s%n{0}", "-"]
+_PIECES = ("1", "1 ", "1:", "1-1,", "a", "a ", "a:1 ", "w0 computes, ", ", ", "-")
+LONG = [piece * (60_000 // len(piece)) for piece in _PIECES]
+"""Texts in which a pattern may search again from each place."""
 BYTES = [b"\xff\xfe", b"\xed\xa0\x80", b"\x80", b"\xf4\x90\x80\x80", b"\x93NUMPY", b"\x80\x04\x95", b"\x00" * 64]
 PATHS = ["../../x", "/etc/passwd", "..", ".", "a/b", "*", "?", "[a-z]*", "{x}", "}:{", "kvps:jobs", "~", "C:\\x"]
 NAMES = ["neighbour", "w0", "w1", "w9", "0", "1", "0-0", "1-0", "0.0", "1.1-0-00000000", "active", "left", "free"]
@@ -43,6 +46,7 @@ _CLASSES = {
     "number": [text.encode() for text in NUMBERS],
     "json": [text.encode() for text in JSON_TEXTS],
     "text": [text.encode() for text in TEXTS],
+    "long text": [text.encode() for text in LONG],
     "bytes": BYTES,
     "path": [text.encode() for text in PATHS],
     "name": [text.encode() for text in NAMES],
