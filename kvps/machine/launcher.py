@@ -44,7 +44,7 @@ class Launcher(NamedTuple):
         f = Fields.of_json(text, "the launcher")
         most, run = f.whole("most", high=_MOST_WORKERS, default=0), f.text("run", default="")
         return cls(
-            f.text("command"), f.text("host"), f.whole("pid", high=2**31), f.text("start"), f.text("space"), most, run
+            f.text("command"), f.text("host"), f.whole("pid", 1, 2**31), f.text("start"), f.text("space"), most, run
         )
 
     @property

@@ -36,7 +36,7 @@ def is_dead(process: Mapping[str, Any]) -> bool:
     """Return whether the process of this identity is certainly gone; False on another machine, where it is unknown."""
     if not process.get("space") or process["space"] != space():
         return False
-    return _start_time(int(process["pid"])) != process.get("start")
+    return not (began := _start_time(int(process["pid"]))) or began != process.get("start")
 
 
 def is_this(process: Mapping[str, Any]) -> bool:

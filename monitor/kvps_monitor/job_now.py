@@ -15,16 +15,18 @@ from kvps.protocol.run_control import STATES
 from kvps.session.heartbeat import interval_s
 from kvps.staleness import admits
 
-JOB_WORDS = FINISHED, *_, LACKS_WORKERS, LACKS_AGGREGATOR, STALLED, RUNS = (
+JOB_WORDS = FINISHED, *_, ALL_LEFT, LACKS_WORKERS, LACKS_AGGREGATOR, STALLED, RUNS = (
     "finished",
     *STATES.values(),
+    "all workers left",
     "waits for workers",
     "waits for an aggregator",
     "stalled",
     "runs",
 )
 """What a job may be doing, in a few words. A job that was stopped is finished when its workers have ended. It is
-stalled while each of its workers is silent or waits for a worker that is: a round that takes long is no stall."""
+stalled while each of its workers is silent or waits for a worker that is: a round that takes long is no stall. All
+workers left if each has ended with rounds undone, as after an error, or was evicted."""
 AGGREGATOR = "the aggregator"
 OTHERS = "workers that have not joined"
 NAMED = 4
@@ -79,6 +81,8 @@ class JobNow(NamedTuple):
             word = FINISHED
         elif state.run.why:
             word = state.run.state
+        elif state.members and all(m.state == "gone" for m in state.members.values()):
+            word = ALL_LEFT
         elif Waits.for_joins(state, config) or not (silent_s or backlog or planned):
             word = LACKS_WORKERS
         elif not any(holders):

@@ -39,7 +39,7 @@ def test_a_job_that_nobody_is_in_is_not_said_to_lack_an_aggregator(store: Store)
     with job.join("w0") as session:
         assert status() == ("waits for an aggregator", "shard 0  no aggregator: kvps aggregator start")
         session.leave(finished=False)
-    assert status() == ("waits for workers", "shard 0  idle until a worker joins")
+    assert status() == ("all workers left", "shard 0  idle until a worker joins")
 
 
 @pytest.mark.slow

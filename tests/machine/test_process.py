@@ -35,5 +35,6 @@ def test_a_process_that_has_ended_is_dead_and_one_of_another_boot_is_not_known()
     done = subprocess.run([sys.executable, "-c", _SAY], input="", capture_output=True, text=True, check=True)
     its = json.loads(done.stdout)
     assert process.is_dead(its)
+    assert process.is_dead(its | {"start": ""}), "what no process of kvps says of itself"
     assert not process.is_dead(its | {"space": "another boot/pid:[1]"})
     assert not process.is_dead(process.identity())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
@@ -52,7 +53,7 @@ def acl(
             print(" ".join(words))
             return
         store.client.call(*words)
-        print(f"KVPS_REDIS_URL={url_for(store.url, name, password)}")
+        print(f"export KVPS_REDIS_URL={shlex.quote(url_for(store.url, name, password))}")
 
 
 def url_for(url: str, user: str, password: str) -> str:

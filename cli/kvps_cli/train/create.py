@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 from kvps_workers import load_task
 
-from kvps.errors import InvalidSetting
+from kvps.errors import InvalidSetting, counted
 from kvps.protocol.keys import check_new_name
 from kvps_cli import connect, options
 from kvps_cli.new_job import create_job, parameters_of
+from kvps_cli.output import say
 from kvps_cli.train.settings import TaskOptions
 
 
@@ -36,3 +37,6 @@ def create(
     with connect.existing_store(redis) as store:
         created = create_job(store, job, params, config, quiet)
     connect.announce(created, quiet)
+    if not quiet:
+        waits = counted(config.workers, "worker")
+        say(f"it waits for {waits}, and for an aggregator: {connect.start_of(created)}; kvps aggregator start")

@@ -37,6 +37,7 @@ log = logging.getLogger("kvps.supervise")
 
 POLL_S = 0.2
 _FINISH_S = 5.0
+_EACH = 6  # of more workers, a line does not show each
 _LINE_EVERY_S = 2.0
 
 
@@ -92,9 +93,8 @@ class Display:
         """Return the job as it is now as one plain line."""
         view = self._look()
         units = f"units {view.units_done:,} of {view.units:,}  " if view.units else ""
-        clocks = " ".join(f"{worker}={count:,}" for worker, count in sorted((w.worker, w.clock) for w in view.workers))
         return (
-            f"version {view.version:,}  {units}clock {clocks or '-'}  loss {loss_text(view.loss)}  "
+            f"version {view.version:,}  {units}clock {_clocks(view)}  loss {loss_text(view.loss)}  "
             f"{self._rate:.0f} contributions/s  waiting {_waiting(view):.0%}{_left(view)}"
         )
 
@@ -137,6 +137,14 @@ class Display:
         done.add_column(no_wrap=True)
         done.add_row(ProgressBar(total=c.units, completed=view.units_done, width=16), Text(view.units_text))
         return Group(title, done, table, *bars)
+
+
+def _clocks(view: JobView) -> str:
+    """Return the clock of each worker, by rank; of many only the lowest and the highest, or the line is too long."""
+    if len(view.workers) <= _EACH:
+        return " ".join(f"{w.worker}={w.clock:,}" for w in view.workers) or "-"
+    clocks = [w.clock for w in view.workers]
+    return f"{min(clocks):,} to {max(clocks):,} of {counted(len(clocks), 'worker')}"
 
 
 def _left(view: JobView) -> str:

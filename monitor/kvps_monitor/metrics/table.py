@@ -48,8 +48,8 @@ TABLE = (
         "kvps_job_state",
         GAUGE,
         ("job", "state"),
-        "1 for the job's state (runs, stalled, paused, suspended, stopped, finished, waits for workers, waits for an "
-        "aggregator), else 0.",
+        "1 for the job's state (runs, stalled, paused, suspended, stopped, finished, all workers left, waits for "
+        "workers, waits for an aggregator), else 0.",
     ),
     Spec("kvps_versions_total", COUNTER, _JOB, "The newest version of the job: how many were committed."),
     Spec(

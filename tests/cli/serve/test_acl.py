@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,9 @@ def users(store: Store, raw: Any, home: Path) -> Any:
         done = kvps_run("acl", job, "--role", role, "--apply", "--redis", store.url)
         assert done.returncode == 0, done.stderr
         name, _, found = done.stdout.rstrip("\n").partition("=")
-        assert name == "KVPS_REDIS_URL"
-        return found
+        assert name == "export KVPS_REDIS_URL"
+        (url,) = shlex.split(found)
+        return url
 
     yield url
     names = [name for name in raw.acl_users() if name != "default"]

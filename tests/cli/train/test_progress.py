@@ -32,3 +32,15 @@ def test_what_is_done_of_a_known_number_of_rounds_has_a_bar_and_a_time_left(stor
             assert len(re.findall("[━╸╺]", line)) == bar
         assert " 0 contributions/s" not in Display(job, quiet=True).line(), "what is over has the rate of all its time"
         store.remove_job("j")
+
+
+def test_the_line_of_many_workers_is_no_longer_than_that_of_a_few(store: Store) -> None:
+    job = store.create_job("j", model(), workers=12, staleness=-1)
+    for number in reversed(range(3)):
+        job.join(f"w{number}")
+    assert "clock w0=0 w1=0 w2=0  loss" in Display(job, quiet=True).line(), "by rank"
+    for number in range(3, 12):
+        job.join(f"w{number}")
+    line = Display(job, quiet=True).line()
+    assert "clock 0 to 0 of 12 workers  loss" in line
+    assert len(line) < 100

@@ -15,7 +15,7 @@ export const PHASE_WORDS = {
 export const GONE = ["finished", "left", "evicted"];
 
 const TONES = {
-  bad: ["silent", "stalled", "evicted", "unreadable"],
+  bad: ["silent", "stalled", "all workers left", "evicted", "unreadable"],
   warn: ["waiting", "awaited", "rejoining", "paused", "suspended"],
   done: ["finished", "left", "stopped"],
 };
