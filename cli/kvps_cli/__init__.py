@@ -17,7 +17,7 @@ from kvps.connection import patience
 from kvps.errors import KvpsError, UsageError, some_of
 from kvps_cli.commands import Commands
 from kvps_cli.help_text import WIDEST
-from kvps_cli.output import print_nowhere
+from kvps_cli.output import leave_lost_terminal, print_nowhere
 
 
 def _print_version(asked: bool) -> None:
@@ -51,8 +51,9 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def main(app: typer.Typer = app) -> None:
     """Run the command line of `app`. An error is one line on stderr, with exit code 2 for usage and 1 for all else."""
     try:  # from here on, for a signal may come as soon as it has its handler
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, _interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, _interrupt)
         code = _flushed(_run(app))
     except (KeyboardInterrupt, typer.Abort):
         code = _flushed(128 + (_received[0] if _received else signal.SIGINT))
@@ -135,8 +136,9 @@ def _fail(message: str, code: int) -> int:
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    """Leave through every `finally` on Ctrl-C and SIGTERM; a second signal ends the process at once."""
+    """Leave through every `finally` on Ctrl-C, SIGTERM and SIGHUP; a second signal ends the process at once."""
     signal.signal(number, signal.SIG_DFL)
+    leave_lost_terminal()
     first = not _received
     _received.append(number)
     if first:  # a signal that comes while this sets it, and so holds its lock, would wait for ever

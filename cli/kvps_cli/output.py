@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,15 @@ def surviving_its_reader(survives: bool) -> Iterator[None]:
         if not survives:
             raise
         print_nowhere(1, 2)
+
+
+def leave_lost_terminal() -> None:
+    """Print nowhere what would go to a terminal that has hung up: each write would fail, and end what is to be ended in
+    order."""
+    for stream in (1, 2):
+        with suppress(OSError):  # it is closed
+            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
+                print_nowhere(stream)
 
 
 def print_nowhere(*streams: int) -> None:

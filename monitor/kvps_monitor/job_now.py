@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kvps.config import JobConfig
 from kvps.config.unit_rounds import UnitRounds
 from kvps.job import Job
+from kvps.machine import process
 from kvps.parsing import number, whole
 from kvps.protocol.job_state import Member, State
 from kvps.protocol.run_control import STATES
@@ -45,7 +46,8 @@ class JobNow(NamedTuple):
     terms      how many holders each shard has had
     backups    how many units were handed out a second time, because they were late
     silent_s   worker -> seconds since its last sign of life, of active workers that have given one
-    silent     the workers for which that is longer than it should be
+    ended      active workers whose process has ended, as has the command that launched it: nobody is left to say so
+    silent     these, and the workers for which that is longer than it should be
     """
 
     at_s: float
@@ -56,6 +58,7 @@ class JobNow(NamedTuple):
     terms: list[int]
     backups: int
     silent_s: dict[str, float]
+    ended: set[str]
     silent: set[str]
 
     @classmethod
@@ -75,13 +78,14 @@ class JobNow(NamedTuple):
         at_s = job.access.server.seconds()
         silent_s = _silent_s(beats, state, at_s)
         late_s = _LATE * interval_s(config.worker_timeout_ms)
-        silent = {worker for worker, seconds in silent_s.items() if seconds > late_s}
+        ended = _ended(config, state)
+        silent = ended | {worker for worker, seconds in silent_s.items() if seconds > late_s}
         waits_for = list[str]()
         if state.finished(config):
             word = FINISHED
         elif state.run.why:
             word = state.run.state
-        elif state.members and all(m.state == "gone" for m in state.members.values()):
+        elif state.members and all(m.state == "gone" or m.worker in ended for m in state.members.values()):
             word = ALL_LEFT
         elif Waits.for_joins(state, config) or not (silent_s or backlog or planned):
             word = LACKS_WORKERS
@@ -99,6 +103,7 @@ class JobNow(NamedTuple):
             terms=[_holders_so_far(term, shard) for shard, term in enumerate(terms)],
             backups=whole(backups or 0, "the number of backup tasks"),
             silent_s=silent_s,
+            ended=ended,
             silent=silent,
         )
 
@@ -110,6 +115,14 @@ def _silent_s(beats: Sequence[Any], state: State, now_s: float) -> dict[str, flo
         for worker, ms in pairs(beats)
         if worker in state.members and state.members[worker].active
     }
+
+
+def _ended(config: JobConfig, state: State) -> set[str]:
+    """Return the active workers whose process has certainly ended, if the command that launched them has."""
+    launched = config.metadata.launcher
+    if not launched or not launched.is_dead:
+        return set()
+    return {m.worker for m in state.members.values() if m.active and process.is_dead(m.process)}
 
 
 def _holders_so_far(term: str | None, shard: int) -> int:

@@ -19,7 +19,7 @@ _WORKERS = 16  # the loss is the mean of so many at the most
 def summary(job: Job, state: State) -> dict[str, Any]:
     """Return a job as JSON, with the names of the code.
 
-    active       its workers in the vector clock
+    active       its workers in the vector clock, without those whose process has ended with its launcher
     waits_for    the workers that a stalled job waits for, slowest first
     why          who has stopped, suspended or paused it, and why; "" if it goes on
     run          the same in parts, with when
@@ -52,7 +52,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
         "staleness": c.staleness,
         "optimizer": str(c.optimizer),
         "workers": c.workers,
-        "active": state.active,
+        "active": state.active - len(now.ended),
         "version": state.version,
         "contributions": sum(state.clock.values()),
         "model_bytes": job.layout.nbytes,

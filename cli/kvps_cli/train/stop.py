@@ -1,5 +1,5 @@
-"""Ctrl-C and SIGTERM to `kvps run`: the copies end after the same round, a checkpoint is written, and the run may be
-resumed. A second one ends everything at once.
+"""Ctrl-C, SIGTERM and SIGHUP to `kvps run`: the copies end after the same round, a checkpoint is written, and the run
+may be resumed. A second one ends everything at once.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps_cli.long_work import LongWork
-from kvps_cli.output import surviving_its_reader
+from kvps_cli.output import leave_lost_terminal, surviving_its_reader
 from kvps_cli.supervise import Supervisor
 from kvps_cli.train.kept_files import KeptFiles
 
 log = logging.getLogger("kvps.supervise")
 
-_WORDS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+_WORDS: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 _QUIET_S = 2.0  # after the end of all copies, the aggregator commits what it can commit in less
 
 
 class Stop:
-    """Hears Ctrl-C and SIGTERM inside the block, where `possible`; then has the copies of a job end.
+    """Hears Ctrl-C, SIGTERM and SIGHUP inside the block, where `possible`; then has the copies of a job end.
 
     asked  whether one of them came
     """
@@ -42,7 +42,8 @@ class Stop:
 
     def __enter__(self) -> Stop:
         if self._possible:
-            self._before = {number: signal.signal(number, self._hear) for number in _WORDS}
+            heard = [number for number in _WORDS if signal.getsignal(number) != signal.SIG_IGN]  # as nohup has SIGHUP
+            self._before = {number: signal.signal(number, self._hear) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,6 +53,7 @@ class Stop:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self.asked, self._word = True, _WORDS[number]
         self._give_back()  # a second one ends everything at once
+        leave_lost_terminal()
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():

@@ -116,7 +116,8 @@ def test_a_run_that_is_stopped_twice_ends_with_the_bits_of_one_that_is_not(
         seen = running.until("goes on at version" if turn else "begins anew")
         assert f"goes on at version {version}, from " in seen or not turn
         assert eventually(at(script, version + 8))
-        number, word = ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C"))[turn]
+        second = (signal.SIGINT, "Ctrl-C") if script == "static" else (signal.SIGHUP, "SIGHUP")
+        number, word = ((signal.SIGTERM, "SIGTERM"), second)[turn]
         running.process.send_signal(number)
         rest = running.output(os.EX_TEMPFAIL)
         assert f"{word}: waits until all copies have done the same round; a second one ends them at once" in rest

@@ -56,7 +56,7 @@ def test_up_in_another_mode_with_a_straggler(lasting: kvps.Store, tmp_path: Path
 
 @pytest.mark.slow
 def test_ending_up_ends_all_of_it(home: Path, start: Any) -> None:
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)):
         running = start("up", "digits", *LONG_UP)
         running.until("version")
         assert eventually(lambda: len(processes_of(home)) >= 7)  # up, guard, server, aggregator, three workers
