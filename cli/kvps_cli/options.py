@@ -15,16 +15,27 @@ import typer
 
 from kvps.errors import InvalidSetting, install
 from kvps.machine.files import make_directory
+from kvps_cli import completion
 
 FILES, SERVER = "Files", "Server"  # option groups of a help text, beside those of `kvps.config.Spec.group`
 
 TaskName = Annotated[
-    str, typer.Argument(metavar="TASK", help="digits, or MODULE:ATTRIBUTE of a module in this directory.")
+    str,
+    typer.Argument(
+        metavar="TASK",
+        help="digits, or MODULE:ATTRIBUTE of a module in this directory.",
+        autocompletion=completion.tasks,
+    ),
 ]
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.")]
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=completion.jobs)]
 AnyJobName = Annotated[
     str | None,
-    typer.Argument(metavar="[JOB]", help="Name of the job. Without it the only one.", show_default=False),
+    typer.Argument(
+        metavar="[JOB]",
+        help="Name of the job. Without it the only one.",
+        show_default=False,
+        autocompletion=completion.jobs,
+    ),
 ]
 NewJobName = Annotated[
     str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the task's")

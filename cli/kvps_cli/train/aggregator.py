@@ -16,7 +16,7 @@ from kvps.errors import InvalidSetting
 from kvps.optim import user_code
 from kvps.protocol.keys import check_name
 from kvps.store import Store
-from kvps_cli import connect, options, ports
+from kvps_cli import completion, connect, options, ports
 from kvps_cli.look import metrics
 from kvps_cli.output import say, start_log
 from kvps_cli.serve import health
@@ -38,7 +38,13 @@ def start(
     *,
     job: Annotated[
         str | None,
-        typer.Option("--job", metavar="NAME", help="Serve this job until it is finished.", show_default="every job"),
+        typer.Option(
+            "--job",
+            metavar="NAME",
+            help="Serve this job until it is finished.",
+            show_default="every job",
+            autocompletion=completion.jobs,
+        ),
     ] = None,
     kept: KeptFiles,
     gpu: Annotated[

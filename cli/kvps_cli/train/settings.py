@@ -19,6 +19,7 @@ from kvps.config.metadata import METADATA
 from kvps.config.specs import as_text
 from kvps.errors import InvalidSetting
 from kvps.staleness import ASP
+from kvps_cli import completion
 from kvps_cli.options import SharedOptions, is_given
 from kvps_cli.output import say
 
@@ -176,6 +177,7 @@ def _option(spec: Spec) -> Parameter:
         return _parameter(name, int | None, None, *spec.option, show_default="the task's", **more)
     if isinstance(default, optim.Optimizer):
         default = default.kind
+        more["autocompletion"] = completion.optimizers
     elif name == "workers":
         default = str(WORKERS)
         more |= {"help": f"{spec.help} {_ELASTIC}", "metavar": "N|MIN:MAX"}

@@ -13,7 +13,7 @@ from kvps_workers.training_loop import train
 from kvps.device.base import open_device
 from kvps.errors import InvalidSetting
 from kvps.protocol.keys import check_name
-from kvps_cli import connect, options, ports
+from kvps_cli import completion, connect, options, ports
 from kvps_cli.look import metrics
 from kvps_cli.output import say, start_log
 
@@ -22,7 +22,14 @@ from kvps_cli.output import say, start_log
 def worker(
     *,
     job: Annotated[
-        str | None, typer.Option("--job", metavar="NAME", help="The job to work on.", show_default="the only open one")
+        str | None,
+        typer.Option(
+            "--job",
+            metavar="NAME",
+            help="The job to work on.",
+            show_default="the only open one",
+            autocompletion=completion.jobs,
+        ),
     ] = None,
     id: Annotated[
         str | None, typer.Option("--id", help="This worker's id.", show_default="the first free of w0, w1, ...")
