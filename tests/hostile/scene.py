@@ -93,7 +93,7 @@ class Scene:
             self._dumps[key] = self.raw.dump(key), max(0, self.raw.pttl(key))
             if not key.startswith((NEIGHBOURS_KEYS, b"kvps:memory")):
                 type_ = self.raw.type(key).decode()
-                content[key] = type_, _READ[type_](self.raw, key)
+                content[key] = type_, READ[type_](self.raw, key)
         self.content = content
         k = job.access.keys
         possible = [k.pin, k.mirror, k.plan, k.ready, k.inbox, k.removed, k.units, k.free_units, k.draining, k.clock]
@@ -150,7 +150,7 @@ class Scene:
         self.raw.restore(_ASIDE, 0, dump, replace=True)
         try:
             type_ = self.raw.type(_ASIDE).decode()
-            return type_, _READ[type_](self.raw, _ASIDE)
+            return type_, READ[type_](self.raw, _ASIDE)
         finally:
             self.raw.delete(_ASIDE)
 
@@ -159,7 +159,7 @@ class Scene:
         self.raw.close()
 
 
-_READ: dict[str, Callable[[Any, bytes], Any]] = {
+READ: dict[str, Callable[[Any, bytes], Any]] = {
     "string": lambda raw, key: raw.get(key),
     "hash": lambda raw, key: raw.hgetall(key),
     "stream": lambda raw, key: raw.xrange(key),

@@ -50,3 +50,11 @@ def test_what_nobody_has_changed_can_be_read(server_url: str, tmp_path: Path, na
                 assert reader.writes or not found.changed(before, found.digest())
                 found.restore()
         assert not found.changed(before, found.digest())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--minutes", "0.1", "--turn", "5"], ["--full"]])
+def test_honest_jobs_train_with_the_same_bits_beside_a_hostile_one(options: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "hostile.beside", *options], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr[-5_000:]
+    assert "are those of a plain loop, bit for bit" in done.stdout
