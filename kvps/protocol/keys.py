@@ -109,8 +109,8 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:mirror                      string  mirror.lua          JSON, over shared memory: the newest version
                                                                        that Redis was given, with the job's state then
     kvps:{job}:sync                        string  sync.lua            nothing: a write that a replica must have
-    kvps:{job}:never:<nonce of a process>  -       nobody              nothing, ever: see script_header. No other
-                                                                       process knows the name, and could write there
+    kvps:{job}:never:<nonce>               -       nobody              nothing, ever: see script_header. No process
+                                                                       knows the name of another, to write there
     kvps:{job}:removed                     string  remove, forget.lua  the id of a removed job, while its bytes are
                                                                        being unlinked
     kvps:{job}:trace:<worker>              stream  push, leave.lua     capped: the times of each iteration, its loss

@@ -38,7 +38,7 @@ STYLES = {"good": "green", "warn": "yellow", "bad": "bold red", "done": "dim"}
 """How a terminal shows a state of a tone."""
 TONE_OF = {
     **dict.fromkeys(("waiting", "awaited", "rejoining", "paused", "suspended"), "warn"),
-    **dict.fromkeys(("silent", "stalled", "evicted", "unreadable"), "bad"),
+    **dict.fromkeys(("silent", "stalled", "all workers left", "evicted", "unreadable"), "bad"),
     **dict.fromkeys(("finished", "left", "stopped"), "done"),
 }
 """The tones of states; that of all others is good, or warn where they begin with "waits"."""

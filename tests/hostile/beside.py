@@ -193,7 +193,7 @@ def turns(minutes: float, turn_s: float) -> int:
     with place() as here:
         ends = time.monotonic() + 60 * minutes
         assert eventually(lambda: min(here.versions().values()) > 10)
-        while time.monotonic() < ends:
+        while not made[False] or time.monotonic() < ends:
             for hostile in (True, False):
                 here.anew()
                 (here.hostile.set if hostile else here.hostile.clear)()

@@ -29,7 +29,9 @@ def test_the_pages_have_its_colours(theme: str) -> None:
 def test_the_pages_have_its_words_and_tones() -> None:
     words = dict(re.findall(r'^  ([a-z]+): "([^"]+)",$', WORDS, re.MULTILINE))
     assert words == palette.PHASE_WORDS
-    tones = {tone: re.findall(r'"([a-z]+)"', names) for tone, names in re.findall(r"^  (\w+): \[(.*)\],$", WORDS, re.M)}
+    tones = {
+        tone: re.findall(r'"([a-z ]+)"', names) for tone, names in re.findall(r"^  (\w+): \[(.*)\],$", WORDS, re.M)
+    }
     assert {state: tone for tone, states in tones.items() for state in states} == palette.TONE_OF
     assert f"const NAMED = {NAMED};" in (STATIC / "dom.js").read_text()
     assert palette.tone("computing") == palette.tone("runs") == "good"

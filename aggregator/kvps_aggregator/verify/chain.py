@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import chain, pairwise
 
@@ -45,23 +45,30 @@ def settings_of(commit: Commit, config: JobConfig) -> JobConfig:
 
 
 class Chain:
-    """The checked part of a log. `uses`: base version -> the last version with a contribution computed on it."""
+    """The checked part of a log. `uses`: base version -> the last version with a contribution computed on it.
 
-    def __init__(self, begin: Begin, state: State, shards: int, config: JobConfig) -> None:
+    `config` are the settings of its first commit. Of the user's code, a log may name only what `code` does: a worker
+    may write there, and would choose what a replay imports.
+    """
+
+    def __init__(self, begin: Begin, state: State, shards: int, config: JobConfig, code: Collection[str]) -> None:
         self.version, self.head, self.contributions = begin
         self.uses: dict[int, int] = {}
         self._begin = begin
         self._clock: Counter[str] = Counter()
         self._ranks = {member.worker: member.rank for member in state.members.values()}
         self._shards = shards
-        self._config = config
+        self._config, self._code = config, code
         self._own = state.begin.version
         self._sequences, self._units = Sequences(config), Units(config)
         self._members, self._rates = Members(state), Rates()
 
     def add(self, commit: Commit) -> None:
         """Check the next commit, and go on from it. Raises Unproved."""
-        if (config := settings_of(commit, self._config)) != self._config:
+        config = settings_of(commit, self._config)
+        if others := [name for name in config.user_code if name not in self._code]:
+            raise Unproved(f"the log names the code {others[0]!r}, and the job does not: kvps imports none of it")
+        if config != self._config:
             self._config, self._sequences = config, Sequences(config)
             self._units.total = config.units
         for fields in commit.noted:

@@ -7,7 +7,7 @@ every resulting digest is compared with the logged one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,7 +91,8 @@ def prove(
     """
     version, flat = stored
     code, config = config.user_code, log.first_settings(config)
-    chain, replay, made, differs = Chain(log.begin, state, layout.shards, config), None, None, ""
+    replay, made, differs = None, None, ""
+    chain, again = (Chain(log.begin, state, layout.shards, config, code) for _ in range(2))
     logged: tuple[str, ...] = ()
     if not start and log.begin.version:
         source = None
@@ -110,12 +111,10 @@ def prove(
             raise Unproved(f"version {start.version}: the checkpoint is not of this log, or the log does not reach it")
         if source:
             inherited = log.inherited() if format_of(config.gradient_format).lossy else {}
-            uses = chain.uses if source.wants_weights else {}
-            replay = Replay(config, layout, source, uses, inherited, start, code)
+            replay = Replay(config, layout, source, chain.uses if source.wants_weights else {}, inherited, start)
             made = replay.weights() if version == replay.version else None
-            again = Chain(log.begin, state, layout.shards, config)  # the log may have been cut since
             for commit in _until(log.commits(), state.version):
-                again.add(commit)
+                again.add(commit)  # the log may have been cut since, or written anew
                 if commit.version > replay.version:
                     replay.add(commit)
                     made = replay.weights() if commit.version == version else made
@@ -160,8 +159,7 @@ def _until(log: Iterable[Commit], version: int) -> Iterator[Commit]:
 class Replay:
     """A job computed again, up to `version`. It keeps the old versions in `uses` until their last use.
 
-    It begins with `start`, or else with the source's version 0. `inherited` is what `Log.inherited` returns. Of the
-    user's code, only what `code` names is imported: workers may write the log, which says what settings were before.
+    It begins with `start`, or else with the source's version 0. `inherited` is what `Log.inherited` returns.
     """
 
     def __init__(
@@ -172,10 +170,8 @@ class Replay:
         uses: Mapping[int, int],
         inherited: Mapping[tuple[str, str], str],
         start: Checkpoint | None = None,
-        code: Collection[str] = (),
     ) -> None:
         self.version = start.version if start else 0
-        self._code = code
         self._config = config
         self._source = source
         self._uses = uses
@@ -191,9 +187,7 @@ class Replay:
         self._keep()
 
     def _cut(self, layout: Layout, weights: Array, slots: Mapping[str, Array], skipped: Mapping[int, int]) -> None:
-        """Go on from these arrays, (size,) float32, cut into the shards of `layout`. Raises Unproved."""
-        if others := [name for name in self._config.user_code if name not in self._code]:
-            raise Unproved(f"the log names the code {others[0]!r}, and the job does not: kvps imports none of it")
+        """Go on from these arrays, (size,) float32, cut into the shards of `layout`."""
         self._layout = layout
         self._parts = [ShardArrays(self._config, layout, shard) for shard in range(layout.shards)]
         for part in self._parts:
