@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from kvps.arrays.layout import Array, Layout
+from kvps.arrays.weights import Weights
 from kvps.config import JobConfig
 from kvps.connection.client import Client
 from kvps.connection.cluster import open_client
@@ -126,7 +127,7 @@ class Job:
         200 ms at the most.
         """
         version, flat = self.access.reader.newest()
-        return version, self.layout.views(flat)
+        return version, Weights(self.layout.views(flat))
 
     def join(
         self, worker: str | None = None, *, device: Device | str = CPU, takeover: bool = False, prefetch: bool = False

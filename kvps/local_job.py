@@ -18,6 +18,7 @@ from kvps.config import JobConfig, JobSettings, takes_settings
 from kvps.connection.resp import Command
 from kvps.errors import JobExists, JobNotFound, KvpsError, install
 from kvps.job import Job
+from kvps.notebook import Bar
 from kvps.parsing import whole_setting
 from kvps.protocol.job_state import State
 from kvps.store import Store, connect
@@ -118,7 +119,7 @@ class LocalJob(Job):
 
         ``gradient(params, rank, round)`` returns name -> float32 array, or a pair (loss, that mapping). Rounds count
         from 0, and the next call continues the count. All threads call `gradient` at once. An error that it raises, or
-        Ctrl-C, stops all workers and is raised here; `train` may be called again after that.
+        Ctrl-C, stops all workers and is raised here; `train` may be called again after that. A notebook shows a bar.
         """
         crew = _Crew(self, gradient, whole_setting("rounds", rounds, 1))
         try:
@@ -167,13 +168,19 @@ class _Crew:
         self._together = threading.Barrier(job.config.workers)
         self._failures: list[BaseException] = []
         self._failed = threading.Event()
+        self._losses = dict[str, Any]()  # worker -> its newest loss, None if it says none
+        self._done = dict[str, int]()  # worker -> rounds
 
     def run(self) -> None:
         """Run all workers to their end. Raises the first error of any of them."""
         workers = self._together.parties
         with ThreadPoolExecutor(workers, "kvps-worker") as threads:
             try:
-                wait([threads.submit(self._work, f"w{number}") for number in range(workers)])
+                bar = Bar(workers * self._rounds)
+                running = [threads.submit(self._work, f"w{number}") for number in range(workers)]
+                while wait(running, bar.every_s).not_done:
+                    self._show(bar)
+                self._show(bar)
             except BaseException:  # Ctrl-C, or no more threads
                 self._end()
                 raise
@@ -191,9 +198,16 @@ class _Crew:
                     output = self._gradient(session.pull(), session.rank, round_)
                     loss, grads = output if isinstance(output, tuple) else (None, output)
                     session.push(grads, loss)
+                    self._losses[worker], self._done[worker] = loss, self._done.get(worker, 0) + 1
         except BaseException as error:
             self._failures.append(error)  # before `_end`, whose errors in the other workers follow it
             self._end()
+
+    def _show(self, bar: Bar) -> None:
+        losses = [float(loss) for loss in list(self._losses.values()) if loss is not None]
+        loss = f", loss {sum(losses) / len(losses):.4f}" if losses else ""
+        done = sum(list(self._done.values()))
+        bar.show(done, f"{done:,} of {self._together.parties * self._rounds:,} rounds{loss}")
 
     def _end(self) -> None:
         if not self._failed.is_set():

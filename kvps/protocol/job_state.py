@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from kvps.config import JobConfig
 from kvps.errors import CorruptData
+from kvps.notebook import workers_table
 from kvps.parsing import JOB_ID, LARGEST_RANK, STAGED_NAME, Fields, name, whole
 from kvps.protocol.plan import Plan, set_lr
 from kvps.protocol.run_control import RunControl
@@ -254,6 +255,9 @@ class State:
             lr=set_lr(v),
             states=states or {},
         )
+
+    def _repr_html_(self) -> str:
+        return workers_table(self)
 
     @property
     def units_done(self) -> int:

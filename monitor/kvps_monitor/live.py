@@ -17,7 +17,7 @@ from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.parsing import number
 from kvps.protocol.job_state import Member, State
-from kvps_monitor.job_now import FINISHED, NAMED, JobNow, Waits, pairs
+from kvps_monitor.job_now import FINISHED, NAMED, RUNS, JobNow, Waits, pairs
 from kvps_monitor.rates import WINDOW_S, Lately
 from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion, Traces, mean
 from kvps_monitor.views import WORKING, JobView, ShardView, WorkerView
@@ -87,7 +87,7 @@ class JobWatch:
             backups=now.backups,
             progress=_progress(state, job.config),
             elapsed_s=self._elapsed_s(state, now.at_s),
-            eta_s=_eta(state, job.config, workers),
+            eta_s=_eta(state, job.config, workers) if now.state == RUNS else None,
             memory=used,
             memory_limit=limit,
             model_bytes=job.layout.nbytes,
@@ -210,7 +210,10 @@ class _Workers:
         if m.worker in self._now.silent:
             return "silent", self._now.silent_s[m.worker], []
         phase, since_s = self._last_phase(m.worker)
-        if others := self._waits.of(m):
+        others = self._waits.of(m)
+        if others and self._state.run.state == "paused":
+            return "paused", None, []
+        if others:
             return "waiting", since_s if phase == "wait" else None, others[:NAMED]
         word = {"fetch": "fetching", "push": "pushing"}.get(phase, "computing")
         return word, since_s if phase != "wait" else None, []

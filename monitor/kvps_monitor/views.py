@@ -34,8 +34,8 @@ def event_json(event: Event, some: Callable[[list[Any]], list[Any]] | None = Non
 class WorkerView:
     """One worker at one instant.
 
-    state          computing, fetching, pushing, waiting, silent, rejoining, awaited (it has not joined since the job
-                   was restored), finished, left or evicted
+    state          computing, fetching, pushing, waiting, paused (it waits until the job goes on), silent, rejoining,
+                   awaited (it has not joined since the job was restored), finished, left or evicted
     state_s        for how many seconds, as far as that is known
     waits_for      whom it waits for: workers, slowest first and at most four, or the aggregator
     pushed         the last round that it has pushed

@@ -43,6 +43,7 @@ LATE_IMPORTS = {  # file: why it imports inside a function
     "monitor/kvps_monitor/loggers/wandb_run.py": "the user installs wandb",
     "cli/kvps_cli/look/top.py": "Textual is an extra",
     "cli/kvps_cli/look/timeline.py": "perfetto and matplotlib are an extra",
+    "kvps/notebook.py": "IPython is there where a notebook is",
     "cli/kvps_cli/completion.py": "a shell waits for it, and seldom needs all of it",
     "cli/kvps_cli/commands.py": "settings take their time to load, and an unknown command is rare",
     "cli/kvps_cli/__init__.py": "settings take their time to load, and an unknown option is rare",

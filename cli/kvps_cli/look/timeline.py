@@ -65,6 +65,7 @@ def timeline(
     write = _writer(suffix)
     with connect.existing_job(redis, job) as opened, LongWork(quiet) as work, work.stage(f"reading the spans of {job}"):
         recording = record(opened)
+    whole = recording
     if last is not None:
         recording = recording.last(last)
     elif first is not None or to is not None:
@@ -75,7 +76,8 @@ def timeline(
         content = write(recording)
     write_file("--out", out, content)
     if not quiet:
-        say(f"{out}: {_summary(recording)}")
+        more = "" if recording is whole else f", of {whole.iterations:,} rounds on record (--last, --from, --to)"
+        say(f"{out}: {_summary(recording)}{more}")
 
 
 def _writer(suffix: str) -> Callable[[Recording], bytes]:
@@ -92,6 +94,8 @@ def _summary(recording: Recording) -> str:
     """Return what is in the file, in a few words."""
     seconds = (recording.end_us - recording.start_us) / 1e6
     lanes = f"{counted(len(recording.workers), 'worker')} and {counted(len(recording.shards), 'shard')}"
-    done = f"{counted(recording.iterations, 'round')}, {counted(len(recording.versions), 'version')}"
+    made = recording.versions
+    done = f"{counted(recording.iterations, 'round')}, {counted(len(made), 'version')}"
+    done += f" ({made[0]:,} to {made[-1]:,})" if len(made) > 1 else ""
     done += f", {counted(len(recording.evaluations), 'evaluation')}" if recording.evaluations else ""
     return f"{lanes}, {done}, {seconds:.3g} s"

@@ -19,7 +19,7 @@ from kvps_monitor.top import figures
 from kvps_monitor.views import WORKING, JobView, ShardView, WorkerView
 
 _GONE = ("finished", "left", "evicted")
-_GLYPHS = {"compute": "█", "other": "▓", "fetch": "▒", "push": "▒", "wait": "░"}  # phases, in the order of a bar
+_GLYPHS = {"compute": "█", "other": "▓", "fetch": "▒", "push": "▞", "wait": "░"}  # phases, in the order of a bar
 _STEP = 1.1  # round times that differ by less than this factor are alike, so that rows keep their places
 _SHOWN_S = 1.0  # a state that has lasted for less is shown without its time: it would change at each look
 
@@ -106,8 +106,8 @@ def _curve(w: WorkerView, width: int) -> Text:
 _STATE, _BAR, _CURVE = "state", "round time", "loss curve"
 _WORKER = [  # (importance, title, least width, to the right, cell), as they are shown
     (1, "worker", 6, False, lambda w, slowest, width: _text(w.worker)),
-    (2, _STATE, 20, False, lambda w, slowest, width: doing(w)),
-    (3, _BAR, 9, False, bar),
+    (2, _STATE, 19, False, lambda w, slowest, width: doing(w)),
+    (3, _BAR, 10, False, bar),
     (4, "round", 6, True, lambda w, slowest, width: _text(figures.duration(w.round_ms and w.round_ms / 1000))),
     (5, "wait", 4, True, lambda w, slowest, width: _text(figures.share(w.shares.get("wait")))),
     (6, "rounds/s", 8, True, lambda w, slowest, width: _text(figures.per_second(w.rounds_per_s))),
@@ -200,7 +200,8 @@ def header(view: JobView, width: int) -> list[Text]:
     if view.units:
         third.insert(0, view.units_text)
         left = view.units_done < view.units
-        third.insert(1, f"{figures.duration(view.eta_s)} left" if left else "all done")
+        if not left or view.eta_s is not None:
+            third.insert(1, f"{figures.duration(view.eta_s)} left" if left else "all done")
     lines = [first, _text("  ".join(second)), _text("  ".join(third))]
     lines += [_text(view.evaluation_text)] if view.evaluation else []
     for line in lines:

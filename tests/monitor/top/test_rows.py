@@ -71,7 +71,7 @@ def test_a_state_says_for_whom_and_how_long(facts: dict[str, Any], words: str) -
 
 
 def test_a_bar_has_the_phases_and_the_length_of_the_round() -> None:
-    assert rows.bar(worker("w0"), 100.0, 20).plain == "████████▓▓▒▒░░░░░░░░"
+    assert rows.bar(worker("w0"), 100.0, 20).plain == "████████▓▓▒▞░░░░░░░░"
     assert rows.bar(worker("w0", round_ms=50.0), 100.0, 20).plain == "████▓▒░░░░"
     assert rows.bar(worker("w0", round_ms=None, shares={}), 0.0, 20).plain == ""
 

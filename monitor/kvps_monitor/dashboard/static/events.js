@@ -47,12 +47,24 @@ function facts(job, event, whole_) {
       return [`by ${event.holder} (term ${event.term})`];
     case "evaluate":
       return [`version ${whole(event.version)}: ${figures(event.figures)}, by ${event.by}`];
+    case "pause":
+    case "resume":
+    case "suspend":
+    case "stop":
+      return [asked(event)];
+    case "set":
+      return [[event.lr === null ? "the optimizer's own learning rate" : `learning rate ${event.lr}`, asked(event)].filter(Boolean).join(", ")];
+    case "adopt":
+      return [`by ${event.by}`];
     case "scale":
       return [`from ${whole(event.before)} to ${plural(event.workers, "worker")}`];
     default:
       return [];
   }
 }
+
+/** Who asked for what happened, and why. */
+const asked = (event) => [event.round ? `all workers end with round ${whole(event.round)}` : "", event.by && `by ${event.by}`, event.reason].filter(Boolean).join(", ");
 
 /** Figures of an evaluation; one that is no finite number comes as null. */
 const figures = (all) => Object.entries(all).map(([each, value]) => `${each} ${value === null ? "not finite" : Number(value.toPrecision(6))}`).join(", ");

@@ -1,5 +1,5 @@
 // What the server sends of a job: everything once, then what has changed. See frames.py.
-import { api, ask, jobPath, say, sayAgain } from "./dom.js";
+import { api, ask, el, jobPath, say, sayAgain } from "./dom.js";
 
 const SILENT_MS = 4000;
 
@@ -51,6 +51,13 @@ export class JobStream {
     }
   }
 
+  /** Name the jobs that there are, where this one is not. */
+  async #nameOthers() {
+    const jobs = await ask(api("/jobs")).catch(() => []);
+    const links = jobs.flatMap((one) => [" ", el("a", { href: jobPath(one.job) }, one.job)]);
+    if (links.length && this.trouble) document.getElementById("banner")?.append(" There are:", ...links);
+  }
+
   close() {
     this.source?.close();
     this.source = null;
@@ -81,6 +88,7 @@ export class JobStream {
       };
       this.trouble = `${words[frame.trouble] ?? ""} ${frame.message}`;
       sayAgain(this.trouble);
+      if (frame.trouble === "gone") this.#nameOthers();
       return;
     }
     this.trouble = "";
