@@ -24,7 +24,7 @@ def test_a_file_of_each_kind(store: Store, tmp_path: Path) -> None:
         last = done.stderr.splitlines()[-1]  # before it may be progress, on a busy machine
         assert last.startswith(f"{path}: 3 workers and 1 shard, ")
         if path.suffix == ".perfetto-trace":
-            assert re.search(r" 6 versions \(1 to 6\), 1 evaluation, [\d.]+ s$", last), "all of it"
+            assert re.search(r" versions \(1 to \d+\), 1 evaluation, [\d.]+ s$", last), "all of it"
     perfetto = read_perfetto(files[".perfetto-trace"].read_bytes())
     assert perfetto.title == "job j, SSP(1)"
     assert set(perfetto.lanes) == {"shard 0", "w0", "w1", "w2"}
@@ -48,9 +48,7 @@ def test_a_part_of_the_time(store: Store, tmp_path: Path) -> None:
     assert {4, 5} <= versions("--from", "4", "--to", "5") <= {3, 4, 5}
     assert versions("--last", "1e9") == set(range(1, 9))
     said = kvps_run("timeline", "j", "-o", str(tmp_path / "part.svg"), "--to", "3", KVPS_REDIS_URL=store.url).stderr
-    assert re.search(r" s, of 21 rounds on record \(--last, --from, --to\)$", said), (
-        "the trace of the last comes with a push"
-    )
+    assert said.endswith(" s, of 24 rounds on record (--last, --from, --to)\n")
 
 
 @pytest.mark.slow
