@@ -114,10 +114,16 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:removed                     string  remove, forget.lua  the id of a removed job, while its bytes are
                                                                        being unlinked
     kvps:{job}:trace:<worker>              stream  push, leave.lua     capped: the times of each iteration, its loss
-    kvps:{job}:trace:all:losses            hash    push, leave.lua     of the whole run, thinned: round -> how many
-                                                                       losses workers said (those of a round that is
-                                                                       done again too), their sum, the lowest and the
-                                                                       highest; every: which rounds it has
+    kvps:{job}:trace:all:losses            hash    push, leave.lua     of the whole run, thinned: version that is to
+                                                                       be made -> how many losses workers said of the
+                                                                       weights before it, their sum, the lowest and
+                                                                       the highest; every: which versions it has
+    kvps:{job}:versions                    hash    trace.lua           of the whole run, thinned: version -> how many
+                                                                       shards told of it, bytes received and stored,
+                                                                       sum of squares of the gradient, when it was
+                                                                       made (us), its contributions, those before it,
+                                                                       sum and highest of their staleness, learning
+                                                                       rate; every: which versions it has
     kvps:{job}:trace:shard:<shard>         stream  trace.lua           capped: the times of each version of a shard
     kvps:{job/id/shard/}:owner              string  own.lua             the term that may delete in this slot
     kvps:{job/id/shard/}:w:<name>:<chunk>   string  aggregator          weights, raw little-endian
@@ -267,6 +273,7 @@ class JobKeys:
     last = _Control()
     evaluation = _Control()
     evaluations = _Control()
+    versions = _Control()
 
     @cached_property
     def never(self) -> str:

@@ -19,7 +19,7 @@ from kvps.parsing import number
 from kvps.protocol.job_state import Member, State
 from kvps_monitor.job_now import FINISHED, NAMED, RUNS, JobNow, Waits, pairs
 from kvps_monitor.rates import WINDOW_S, Lately
-from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion, Traces, mean
+from kvps_monitor.spans import Iteration, ShardVersion, Traces, VersionFigures, WholeVersions, mean
 from kvps_monitor.views import WORKING, JobView, ShardView, WorkerView
 
 KEPT = 60
@@ -42,8 +42,8 @@ class JobWatch:
         self._versions: dict[int, deque[ShardVersion]] = {}
         self._began_s: float | None = None
         self._took_s: float | None = None  # a finished job
-        self._norm_sums = GradientNorms(job.layout.shards)
-        self._norms = deque[tuple[int, float]](maxlen=KEPT)
+        self._whole = WholeVersions(job.layout.shards)
+        self._made = deque[VersionFigures](maxlen=KEPT)
 
     def look(self) -> JobView:
         """Return the job as it is now. Raises JobNotFound, CorruptData, ServerLost."""
@@ -80,7 +80,7 @@ class JobWatch:
             commits_per_s=shards[0].commits_per_s,
             contributions=sum(state.clock.values()),
             loss=mean(losses) if losses else None,
-            gradient_norms=list(self._norms),
+            gradient_norms=[(figures.version, figures.norm) for figures in self._made],
             units=job.config.units,
             units_done=state.units_done,
             rounds=job.config.unit_rounds.rounds if job.config.unit_rounds else 0,
@@ -104,13 +104,17 @@ class JobWatch:
         look. There are `KEPT` of each at the most."""
         return {w: list(kept) for w, kept in self._iterations.items()}, {n: list(v) for n, v in self._versions.items()}
 
+    def made(self) -> list[VersionFigures]:
+        """Return the last versions, oldest first, as of the last look."""
+        return list(self._made)
+
     def _read_traces(self, workers: list[str]) -> None:
         iterations, versions = self._traces.read(workers)
         for worker, new in iterations.items():
             self._iterations.setdefault(worker, deque(maxlen=KEPT)).extend(new)
         for shard, made in versions.items():
             self._versions.setdefault(shard, deque(maxlen=KEPT)).extend(made)
-            self._norms.extend(self._norm_sums.add(made))
+            self._made.extend(self._whole.add(made))
 
     def _shard(self, shard: int, now: JobNow, now_us: int) -> ShardView:
         versions = list(self._versions.get(shard) or ())

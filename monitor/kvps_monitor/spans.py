@@ -80,6 +80,9 @@ class ShardVersion(NamedTuple):
 
     received, stored  bytes of contributions that it read, and of what it sent to Redis
     square_sum        the sum of squares of the shard's part of the reduced gradient; 0 if it was not measured
+    progress          how many contributions all versions before this one have
+    late, latest      the sum and the highest staleness of its contributions, in versions
+    lr                the learning rate of parameters in no group; None in a trace of an earlier version of kvps
     """
 
     shard: int
@@ -91,6 +94,10 @@ class ShardVersion(NamedTuple):
     received: int
     stored: int
     square_sum: float
+    progress: int = 0
+    late: int = 0
+    latest: int = 0
+    lr: float | None = None
 
     @classmethod
     def of(cls, shard: int, entry: Entry) -> ShardVersion:
@@ -108,6 +115,10 @@ class ShardVersion(NamedTuple):
             received=f.whole("received"),
             stored=f.whole("stored"),
             square_sum=f.number("square_sum"),
+            progress=f.whole("progress", default=0),
+            late=f.whole("late", default=0),
+            latest=f.whole("latest", default=0),
+            lr=f.number("lr") if "lr" in fields else None,
         )
 
     @property
@@ -121,21 +132,54 @@ def mean(values: Sequence[float]) -> float:
     return sum(value / len(values) for value in values)
 
 
-class GradientNorms:
-    """The norm of each version's reduced gradient: the square root of the sum of its shards' sums of squares."""
+class VersionFigures(NamedTuple):
+    """What is known of one version as a whole: what its shards told, together. Names as of `ShardVersion`; `norm` is
+    that of the reduced gradient."""
+
+    version: int
+    at_us: float
+    contributions: int
+    progress: int
+    late: int
+    latest: int
+    lr: float | None
+    received: float
+    stored: float
+    norm: float
+
+    @classmethod
+    def together(cls, parts: Sequence[ShardVersion]) -> VersionFigures:
+        """Return the figures of a version by what all its shards told."""
+        v, squares = parts[0], sum(part.square_sum for part in parts)
+        return cls(
+            version=v.version,
+            at_us=max(part.ended_us for part in parts),
+            contributions=v.contributions,
+            progress=v.progress,
+            late=v.late,
+            latest=v.latest,
+            lr=v.lr,
+            received=sum(part.received for part in parts),
+            stored=sum(part.stored for part in parts),
+            norm=math.sqrt(max(0.0, squares)),
+        )
+
+
+class WholeVersions:
+    """Puts together what the shards tell of each version."""
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
-        self._parts: dict[int, dict[int, float]] = {}  # version -> shard -> its sum of squares
+        self._parts: dict[int, dict[int, ShardVersion]] = {}  # version -> shard -> its part
 
-    def add(self, made: Iterable[ShardVersion]) -> Iterator[tuple[int, float]]:
-        """Yield (version, norm) of each version of which all shards have their part now. A shard's parts must come in
-        the order of their versions; what an earlier version lacks then does not come any more."""
+    def add(self, made: Iterable[ShardVersion]) -> Iterator[VersionFigures]:
+        """Yield each version of which all shards have their part now. A shard's parts must come in the order of their
+        versions; what an earlier version lacks then does not come any more."""
         for v in made:
             parts = self._parts.setdefault(v.version, {})
-            parts[v.shard] = v.square_sum
+            parts[v.shard] = v
             if len(parts) == self._shards:
-                yield v.version, math.sqrt(max(0.0, sum(parts.values())))
+                yield VersionFigures.together(list(parts.values()))
                 self._parts = {version: each for version, each in self._parts.items() if version > v.version}
 
 
@@ -192,14 +236,44 @@ def spans(done: Iterable[Iteration | ShardVersion]) -> Iterator[Span]:
 
 
 def losses_of(job: Job) -> list[tuple[int, float, float, float]]:
-    """Return (round, mean, lowest, highest loss of the workers), by round, of the whole run, thinned. Raises
-    CorruptData."""
+    """Return (version, mean, lowest, highest loss of the weights before it) of the whole run, thinned, by version.
+    Raises CorruptData."""
+    return [
+        (version, parts[1] / max(1.0, parts[0]), parts[2], parts[3])
+        for version, parts in _thinned(job, job.access.keys.losses, "losses", 4)
+    ]
+
+
+def versions_of(job: Job) -> list[VersionFigures]:
+    """Return the figures of versions of the whole run, thinned, oldest first. Raises CorruptData."""
+    return [
+        VersionFigures(
+            version=version,
+            at_us=at_us,
+            contributions=int(contributions),
+            progress=int(progress),
+            late=int(late),
+            latest=int(latest),
+            lr=lr,
+            received=received * of_all,
+            stored=stored * of_all,
+            norm=math.sqrt(max(0.0, squares * of_all)),
+        )
+        for version, parts in _thinned(job, job.access.keys.versions, "figures", 10)
+        for told, received, stored, squares, at_us, contributions, progress, late, latest, lr in [parts]
+        # A version that was made again after a loss was told of again; of a new one, some shards may not have told yet.
+        for of_all in [job.layout.shards / max(1.0, told)]
+    ]
+
+
+def _thinned(job: Job, key: str, what: str, values: int) -> list[tuple[int, list[float]]]:
+    """Return the entries of a hash of the whole run, by version. Raises CorruptData."""
     found = []
-    for round_, text in job.access.client.call("HGETALL", job.access.keys.losses).items():
-        if round_ != "every":
-            where = f"the losses of round {round_[:20]!r}"
-            parts = [number(part, where) for part in [*text.split(), *["-"] * 4][:4]]
-            found.append((whole(round_, "a round with losses"), parts[1] / max(1.0, parts[0]), parts[2], parts[3]))
+    for version, text in job.access.client.call("HGETALL", key).items():
+        if version != "every":
+            where = f"the {what} of version {version[:20]!r}"
+            parts = [number(part, where) for part in [*text[: 32 * values].split(), *["-"] * values][:values]]
+            found.append((whole(version, f"a version with {what}"), parts))
     return sorted(found)
 
 

@@ -26,7 +26,7 @@ from kvps_monitor.live import JobWatch
 from kvps_monitor.loggers.rows import RowReader
 from kvps_monitor.loggers.targets import Target
 from kvps_monitor.metrics.job_reader import JobReader
-from kvps_monitor.spans import Traces, losses_of, spans
+from kvps_monitor.spans import Traces, losses_of, spans, versions_of
 from kvps_workers.queue.host import Host
 from kvps_workers.queue.queue import CPU, TaskQueue
 from kvps_workers.queue.task_runner import HostResources
@@ -269,9 +269,8 @@ def _dashboard(scene: Scene, job: Open) -> None:
     """What a viewer of the job is sent, and what its pages ask for."""
     watch, history = JobWatch(job()), History()
     view = watch.look()
-    iterations, versions = (list(each.values()) for each in watch.kept())
-    history.begin(1, iterations, versions, [e for e in view.events if e.kind == "commit"], 0.0, losses_of(job()))
-    history.add(1, view)
+    iterations = list(watch.kept()[0].values())
+    history.add(1, [*versions_of(job()), *watch.made()], iterations, (), losses_of(job()))
     look = Look(1, 1, view, history.snapshot(), *watch.kept())
     said = frame(None, look) + frame(look, look) + frame(None, look, "w0")
     view, kept = answers.seen(scene.store, JOB, look)

@@ -72,6 +72,7 @@ class VersionSpans:
 
     def __init__(self, job: Job, number: int, clock: ServerClock) -> None:
         self.entries: list[str] = []
+        self._config = job.config
         self._clock = clock
         self._began = self._made = self._measured = self._waited = 0.0
         self._times: list[_Times] = []
@@ -107,11 +108,18 @@ class VersionSpans:
         phases = self._phases() | {"commit": time.perf_counter() - self._made}
         squares = sum([times.squares for times in self._times])
         received = sum([self._part_bytes(c.part) for c in plan.counting])
+        late = [max(0, plan.version - 1 - c.base) for c in plan.contributions]
         took = " ".join([f"{phase}_ms {1000 * phases[phase]:.3f}" for phase in SHARD_PHASES])
         self.entries.append(
             f"version {plan.version} at {began_us} contributions {len(plan.contributions)} received {received} "
-            f"stored {self._stored} square_sum {squares if math.isfinite(squares) else 0.0:.6g} {took}"
+            f"stored {self._stored} square_sum {squares if math.isfinite(squares) else 0.0:.6g} "
+            f"progress {plan.progress} late {sum(late)} latest {max(late, default=0)} lr {self._lr_of(plan):.9g} {took}"
         )
+
+    def _lr_of(self, plan: Plan) -> float:
+        """Return the learning rate of a plan's version, of parameters in no group."""
+        optimizer, progress = self._config.optimizer, self._config.progress(plan.version - 1, plan.progress)
+        return optimizer.lr_of(optimizer, progress, plan.lr)
 
     def _phases(self) -> dict[str, float]:
         """Return the seconds of each phase until the version was made. Together they are the time that passed."""

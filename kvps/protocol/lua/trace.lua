@@ -1,5 +1,5 @@
 -- trace: append entries to the trace of a shard: how long its holder took for each version.
--- KEYS version:hash shard_trace(shard):stream never
+-- KEYS version:hash shard_trace(shard):stream versions:hash never
 -- ARGV job entries...
 --   entries: "field value field value ..." each
 -- USES job traces
@@ -7,4 +7,5 @@
 local refused = read_job(job)
 if refused then return refused end
 append_traces(keys.shard_trace, entries, 1)
+note_versions(keys.versions, entries)
 return { 'OK' }

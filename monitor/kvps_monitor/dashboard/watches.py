@@ -8,15 +8,18 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from itertools import chain
 
 from kvps.errors import JobNotFound, KvpsError, NoServer, ServerLost
-from kvps.history.events import EventLog
+from kvps.history.evaluations import Evaluation
+from kvps.history.log_stream import entries_after
 from kvps.job import readable
+from kvps.parsing import entry_ms
 from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look, Trouble, frame
 from kvps_monitor.dashboard.history import MOST, History
 from kvps_monitor.live import JobWatch
-from kvps_monitor.spans import Traces, losses_of
+from kvps_monitor.spans import Traces, WholeVersions, losses_of, versions_of
 
 log = logging.getLogger("kvps.dashboard")
 
@@ -26,7 +29,6 @@ MOST_WATCHES = 32
 """The most jobs that are looked at, each by a thread of its own. Viewers of one job share its thread."""
 _LOOK_EVERY_S = 0.4
 _EVENTS = 12
-_COMMITS = 500  # whose staleness the charts begin with
 _FEW = 100  # workers; the whole traces of more than these are too much to begin with
 
 
@@ -201,25 +203,31 @@ class _LookedAt:
         self._first = number
         self._watch = JobWatch(job, _EVENTS)
         self._history = History()
-        state = job.state()
-        members = list(state.members)
-        until_s = 0.0 if state.finished(job.config) else job.access.server.seconds()
+        self._seen_evaluation = "0-0"
+        members = list(job.state().members)
         # What many workers have recorded is much to read; the first look has the end of it.
         iterations, versions = Traces(job, MOST).read(members if len(members) <= _FEW else [])
-        few = EventLog(job.access.client, job.access.keys).newest(_COMMITS) if len(members) <= _FEW else []
-        commits = [event for event in few if event.kind == "commit"]
-        self._history.begin(
-            number, list(iterations.values()), list(versions.values()), commits, until_s, losses_of(job)
-        )
+        recent = list(chain.from_iterable(map(WholeVersions(job.layout.shards).add, versions.values())))
+        earlier = [v for v in versions_of(job) if not recent or v.version < recent[0].version]
+        self._history.add(number, [*earlier, *recent], list(iterations.values()), self._evaluated(), losses_of(job))
 
     def look(self, number: int) -> Look:
         """Look once. Raises JobNotFound, CorruptData, ServerLost."""
         view = self._watch.look()
-        self._history.add(number, view)
-        look = Look(number, self._first, view, self._history.snapshot(), *self._watch.kept())
+        iterations, versions = self._watch.kept()
+        self._history.add(number, self._watch.made(), list(iterations.values()), self._evaluated())
+        look = Look(number, self._first, view, self._history.snapshot(), iterations, versions)
         # Made here, so that the event loop has less to do.
         _ = look.rows, look.shards, look.events, look.facts
         return look
+
+    def _evaluated(self) -> list[Evaluation]:
+        """Return the evaluations that were reported since the last call. Raises CorruptData, ServerLost."""
+        access, found = self._watch.job.access, list[Evaluation]()
+        for id, fields in entries_after(access.client, access.keys.evaluations, self._seen_evaluation):
+            self._seen_evaluation = id
+            found.append(Evaluation.of(fields, entry_ms(id, fields), f"evaluation {id}"))
+        return found
 
 
 def _kind(error: KvpsError) -> str:

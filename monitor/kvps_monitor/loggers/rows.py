@@ -21,7 +21,7 @@ from kvps.job import Job
 from kvps.parsing import entry_ms
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.plan import Contribution, Plan
-from kvps_monitor.spans import GradientNorms, Traces, mean
+from kvps_monitor.spans import Traces, WholeVersions, mean
 
 Values = dict[str, float]
 
@@ -76,7 +76,7 @@ class RowReader:
         self._handed_out = after  # the version of the last row
         self._evaluations: list[Row] = []  # that were not handed out
         self._traces = Traces(job)
-        self._norm_sums = GradientNorms(job.layout.shards)
+        self._whole = WholeVersions(job.layout.shards)
         self._norms: dict[int, float] = {}  # version -> the norm of its gradient
         self._newest_made = [0] * job.layout.shards  # the newest version in the trace of each shard
 
@@ -149,7 +149,7 @@ class RowReader:
                     # Of a contribution that came late and was dropped, the round is tried again: the last one counts.
                     losses[i.round] = i.loss
         for shard, made in versions.items():
-            self._norms.update(self._norm_sums.add(made))
+            self._norms.update({figures.version: figures.norm for figures in self._whole.add(made)})
             if made:
                 self._newest_made[shard] = made[-1].version
 

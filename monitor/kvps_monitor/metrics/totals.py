@@ -12,7 +12,7 @@ from kvps.history.events import Event
 from kvps.parsing import whole
 from kvps.protocol.job_state import Member
 from kvps.protocol.phases import WORKER_PHASES
-from kvps_monitor.spans import GradientNorms, Iteration, ShardVersion
+from kvps_monitor.spans import Iteration, ShardVersion, WholeVersions
 
 STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Upper bounds of the buckets of staleness, in versions."""
@@ -107,7 +107,7 @@ class JobTotals:
         self.missed = self.recoveries = self.units_done = self.backups = 0
         self.gradient_norm: float | None = None
         self._next = begin + 1
-        self._norms = GradientNorms(shards)
+        self._norms = WholeVersions(shards)
 
     def add_events(self, events: Iterable[Event]) -> None:
         """Count events of the log."""
@@ -136,5 +136,5 @@ class JobTotals:
         """Count versions of a shard, oldest first."""
         for version in versions:
             self.shards[shard].add(version)
-        for _, norm in self._norms.add(versions):
+        for _, norm in ((figures.version, figures.norm) for figures in self._norms.add(versions)):
             self.gradient_norm = norm

@@ -12,8 +12,10 @@ from helpers.waiting import eventually
 from kvps_monitor.dashboard.frames import Look, Trouble, as_json, frame
 from kvps_monitor.dashboard.history import MOST, History, Series
 from kvps_monitor.live import JobWatch
+from kvps_monitor.spans import VersionFigures, versions_of
 from kvps_monitor.views import event_json
 
+from kvps.history.evaluations import Evaluation
 from kvps.history.events import Event
 from kvps.job import Job
 from kvps.store import Store
@@ -26,7 +28,7 @@ def looks_at(job: Job, count: int, between: Any) -> list[Look]:
         if number > 1:
             between(number)
         view = watch.look()
-        history.add(number, view)
+        history.add(number, watch.made(), list(watch.kept()[0].values()))
         found.append(Look(number, 1, view, history.snapshot(), *watch.kept()))
     return found
 
@@ -143,15 +145,44 @@ def look_after(store: Store, *losses: tuple[str, float]) -> Look:
     return look
 
 
+def test_every_chart_is_of_the_whole_run_by_version(store: Store) -> None:
+    """The traces keep the last thousand versions; the job itself has every fourth one of 2,500."""
+    job = store.create_job("j", model(), shards=2)
+    entries = [
+        f"version {n} at {1_000_000 * n} contributions 2 received 10 stored 20 square_sum {n * n / 2} "
+        f"progress {2 * n - 2} late 3 latest 2 lr 0.5"
+        for n in range(1, 2501)
+    ]
+    for shard in range(2):
+        job.access.scripts.trace(shard, entries)
+    job.report(0, {"loss": 0.5})
+    found = versions_of(job)
+    assert [v.version for v in found] == list(range(4, 2501, 4))
+    assert found[1] == VersionFigures(8, 8e6, 2, 14, 3, 2, 0.5, 20.0, 40.0, 8.0)
+    history = History()
+    history.add(1, found, evaluations=[Evaluation(4, {"loss": 0.25, "far": math.inf}, "me", 1)])
+    series = {name: {p.x: p.values for p in of.points} for name, of in history.snapshot().items()}
+    assert series["norm"][2500] == (2500.0,)
+    assert series["lr"][8] == (0.5,)
+    assert series["staleness"][8] == (1.5, 2.0)
+    assert series["rate"][12] == (1.0, 2.0), "a version a second, of two contributions"
+    assert series["traffic"][12] == (20.0, 40.0)
+    assert series["made"][12] == (12.0, 24.0)
+    assert (series["eval.loss"], series["eval.far"]) == ({4: (0.25,)}, {4: (None,)})
+    history.add(2, found)
+    assert all(of.rewritten < 2 for of in history.snapshot().values()), "what was added is left out"
+
+
 def test_the_last_mean_of_losses_is_the_one_of_the_tile(store: Store) -> None:
     look = look_after(store, ("w0", 1.0), ("w1", 3.0), ("w0", 0.5))
-    assert look.series["loss"].points[-1][1:] == (2, (look.view.loss, 0.5, 3.0))
+    assert look.series["loss"].points[-1].values == (look.view.loss, 0.5, 3.0)
     assert look.view.loss == 1.75
 
 
-def test_losses_of_a_round_are_those_of_all_workers(store: Store) -> None:
+def test_losses_are_those_of_all_workers_by_the_version_that_they_lead_to(store: Store) -> None:
     look = look_after(store, ("w0", 1.0), ("w0", 0.5), ("w1", 3.0), ("w1", float("nan")))
-    points = {p.x: p.values for p in look.series["loss"].points}
-    assert points == {1: (2.0, 1.0, 3.0), 2: (0.5, 0.5, 0.5)}, "a loss that is no number is not counted"
+    last = look.series["loss"].points[-1]
+    assert last.values == (0.5, 0.5, 0.5), "a loss that is no number is not counted"
+    assert 1 <= last.x <= look.view.version
     norms = {p.x: p.values for p in look.series["norm"].points}
     assert norms == {version: (norm,) for version, norm in look.view.gradient_norms}
