@@ -97,6 +97,7 @@ class JobWatch:
             standbys=self._standbys(now, aggregators),
             events=events,
             evaluation=Evaluation.stored(evaluation) if evaluation else None,
+            settings=_settings(job.config),
         )
 
     def kept(self) -> tuple[dict[str, list[Iteration]], dict[int, list[ShardVersion]]]:
@@ -232,6 +233,12 @@ class _Workers:
         if last and last.at_us and int(since) < last.ended_us:
             return "", None
         return phase, max(0.0, (self._now_us - int(since)) / 1e6)
+
+
+def _settings(config: JobConfig) -> dict[str, str]:
+    """Return the settings of a job and what it notes of itself, as people read them."""
+    texts = config.to_hash() | {"optimizer": str(config.optimizer)}
+    return {name: text for name, text in texts.items() if name not in ("launched_by", "memory")}
 
 
 def _staleness(events: list[Event]) -> dict[str, int]:

@@ -110,6 +110,7 @@ class JobView:
     standbys       aggregators that hold no shard, and take over one whose holder is gone
     memory, memory_limit  bytes that the server uses, and may use; 0 is no limit
     events         the newest events of its log, oldest first
+    settings       each setting of the job as text, by name
     evaluation     what was reported last of the weights of a version; None if nothing was
     """
 
@@ -146,6 +147,7 @@ class JobView:
     standbys: list[str]
     events: list[Event] = field(repr=False)
     evaluation: Evaluation | None = None
+    settings: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def evaluation_text(self) -> str:

@@ -59,7 +59,7 @@ class Snapshot(NamedTuple):
 class History:
     """The series of one job, each by version. Used by one thread.
 
-    made         when it was made, in seconds since 1970, and how many contributions had come with it
+    made         when it was made, in ms since the first one that is known, and how many contributions had come with it
     loss         mean, lowest and highest of the workers' newest losses, of the weights before it
     norm, lr     the norm of the reduced gradient; the learning rate
     rate         versions a second, contributions a second, of the last seconds before it
@@ -73,6 +73,7 @@ class History:
         self._losses: dict[str, float] = {}  # worker -> its newest loss
         self._rounds: dict[str, int] = {}  # worker -> its round
         self._foremost = 0  # the last version whose weights any worker has a loss of
+        self._first_us = 0.0
         self._before = deque[VersionFigures]()  # the versions over which the next rate is
 
     def add(
@@ -106,7 +107,8 @@ class History:
         def put(name: str, *values: float | None) -> None:
             self._series[name].put(look, v.version, values)
 
-        put("made", round(v.at_us / 1e6, 3), float(v.progress + v.contributions))
+        self._first_us = self._first_us or v.at_us
+        put("made", round((v.at_us - self._first_us) / 1000), v.progress + v.contributions)
         put("norm", v.norm)
         if v.lr is not None:
             put("lr", v.lr)
@@ -121,7 +123,8 @@ class History:
         self._before.append(v)
 
     def _add_losses(self, look: int, iterations: Iterable[Iteration]) -> None:
-        """Make points of losses. One that is no number takes its worker out of the mean: charts have no place for it."""
+        """Make points of losses. One that is no number takes its worker out of the mean, as no chart has a place for
+        it."""
         for i in iterations:
             if i.round <= self._rounds.get(i.worker, -1):
                 continue

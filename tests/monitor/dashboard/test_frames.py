@@ -167,7 +167,7 @@ def test_every_chart_is_of_the_whole_run_by_version(store: Store) -> None:
     assert series["staleness"][8] == (1.5, 2.0)
     assert series["rate"][12] == (1.0, 2.0), "a version a second, of two contributions"
     assert series["traffic"][12] == (20.0, 40.0)
-    assert series["made"][12] == (12.0, 24.0)
+    assert series["made"][12] == (8000, 24)
     assert (series["eval.loss"], series["eval.far"]) == ({4: (0.25,)}, {4: (None,)})
     history.add(2, found)
     assert all(of.rewritten < 2 for of in history.snapshot().values()), "what was added is left out"

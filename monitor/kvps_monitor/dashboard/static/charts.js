@@ -1,21 +1,22 @@
 // Charts of series that grow, drawn by uPlot.
 import { el, setText } from "./dom.js";
 
+const GAP_S = 10; // on an axis of time, at least so long a way between two points is a gap
 const SMOOTH = 0.9; // the weight of what was before
-const HEIGHT = 168;
+const HEIGHT = 184;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /**
- * A chart in a card.
+ * A chart in a card. Its last line is another job's.
  *   title   over it
- *   x       how a value of x is written; on the axis, `tick`, which is told the axis' length too
  *   lines   [{label, colour: a CSS variable, value: how it is written, dash}]; one without a label is in no legend
  *   band    two numbers of lines: what is between them is filled
  *   shaped  whether the user may smooth the lines, and have a logarithmic axis
  */
 export class Chart {
-  constructor(title, { x, tick = tickText, lines, band = null, shaped = false }) {
-    Object.assign(this, { x, tick, lines, band, plot: null, data: null, smooth: false, log: false });
+  constructor(title, { lines, band = null, shaped = false }) {
+    lines = [...lines, { label: "", colour: "push", value: lines[0].value, hidden: true, dash: [6, 3] }];
+    Object.assign(this, { lines, band, plot: null, data: null, smooth: false, log: false });
     this.values = lines.map(() => el("b"));
     this.names = lines.map((line) => el("span", {}, line.label));
     this.legends = lines.map((line, i) => el("span", { hidden: line.hidden }, el(`i.swatch.${line.colour}`), this.names[i], " ", this.values[i]));
@@ -29,15 +30,30 @@ export class Chart {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#make());
   }
 
-  /** Draw a series: a Map of x -> values. */
-  draw(series) {
-    const xs = [...(series?.keys() ?? [])].sort((a, b) => a - b);
-    const known = xs.filter((x) => series.get(x).some((value) => value !== null));
-    this.empty.hidden = known.length > 0;
-    if (!known.length) return;
-    this.series = series;
-    this.data = [known, ...this.lines.map((_, i) => this.#shaped(known.map((x) => series.get(x)[i] ?? null)))];
-    if (this.plot) this.plot.setData(this.data);
+  /** Draw the series `name` of a job over an axis, and beside it that of another job: each a Map of version -> values. */
+  draw(name, series, other, axis) {
+    this.drawn = [name, series, other, axis];
+    const own = this.lines.length - 1;
+    const points = new Map();
+    const add = (of, first, count) => {
+      const place = axis.places(of);
+      for (const [version, values] of of[name] ?? []) {
+        const x = place(version);
+        if (x === null || values.every((value) => value === null)) continue;
+        if (!points.has(x)) points.set(x, new Array(own + 1).fill(undefined));
+        for (let i = 0; i < count; i += 1) points.get(x)[first + i] = values[i] ?? null;
+      }
+    };
+    add(series, 0, own);
+    if (other) add(other, own, 1);
+    const xs = [...points.keys()].sort((a, b) => a - b);
+    this.empty.hidden = xs.length > 0;
+    if (!xs.length) return;
+    const rows = withGaps(xs, points, axis.hasGaps, own + 1);
+    const moved = this.axis?.name !== axis.name;
+    this.axis = axis;
+    this.data = [rows.map(([x]) => x), ...this.lines.map((_, i) => this.#shaped(rows.map(([, values]) => values[i])))];
+    if (this.plot && !moved) this.plot.setData(this.data);
     else this.#make();
     if (this.plot?.cursor.idx === null || this.plot?.cursor.idx === undefined) this.#show(null);
   }
@@ -52,7 +68,7 @@ export class Chart {
     const change = () => {
       this[what] = !this[what];
       button.setAttribute("aria-pressed", String(this[what]));
-      this.draw(this.series);
+      if (this.drawn) this.draw(...this.drawn);
       this.#make();
     };
     const button = el("button.quiet", { type: "button", "aria-pressed": "false", onclick: change }, what);
@@ -63,7 +79,7 @@ export class Chart {
   #shaped(values) {
     let [sum, weight] = [0, 0];
     return values.map((value) => {
-      if (value === null) return null;
+      if (value === null || value === undefined) return value;
       if (this.smooth) {
         [sum, weight] = [SMOOTH * sum + (1 - SMOOTH) * value, SMOOTH * weight + 1 - SMOOTH];
         value = sum / weight;
@@ -77,10 +93,10 @@ export class Chart {
     this.lines.forEach((line, i) => {
       const all = this.data[i + 1];
       let at = index ?? all.length - 1;
-      while (index === null && at > 0 && all[at] === null) at -= 1;
+      while (index === null && at > 0 && (all[at] === null || all[at] === undefined)) at -= 1;
       setText(this.values[i], line.value(all[at]));
     });
-    setText(this.at, index === null ? "" : this.x(this.data[0][index]));
+    setText(this.at, index === null ? "" : this.axis.text(this.data[0][index]));
   }
 
   #resize() {
@@ -100,15 +116,15 @@ export class Chart {
         width: this.host.clientWidth,
         height: HEIGHT,
         legend: { show: false },
-        padding: [8, 20, 0, 0],
+        padding: [8, 28, 0, 0],
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
         scales: {
           x: { time: false, range: (plot, low, high) => (plot.data[0].length > 1 ? [low, high] : [plot.data[0][0] - 1, plot.data[0][0] + 1]) },
           y: this.log ? { distr: 3 } : { range: (_, low, high) => range(low, high) },
         },
         axes: [
-          { ...axis, size: 24, space: 70, values: (_, ticks) => ticks.map((tick) => this.tick(tick, ticks.at(-1) - ticks[0])) },
-          { ...axis, size: 46, values: (_, ticks) => ticks.map((tick) => tickText(tick)) },
+          { ...axis, size: 24, space: 70, label: this.axis.label, labelSize: 16, labelFont: font, labelGap: 0, values: (_, ticks) => ticks.map((tick) => (this.axis.name === "time" ? ticking(tick) : tickText(tick))) },
+          { ...axis, size: (_, texts) => Math.max(40, 14 + 6.4 * Math.max(0, ...(texts ?? []).map((text) => text.length))), values: (_, ticks) => ticks.map((tick) => tickText(tick)) },
         ],
         series: [
           {},
@@ -118,7 +134,7 @@ export class Chart {
             width: line.thin ? 0.5 : 1.6,
             dash: line.dash,
             points: { show: (plot) => plot.data[0].length < 2, size: 5 },
-            spanGaps: true,
+            spanGaps: false,
           })),
         ],
         bands: this.band ? [{ series: this.band, fill: colour("--band") }] : [],
@@ -137,6 +153,22 @@ function range(low, high) {
   const margin = (high - low) * 0.08;
   const from = low >= 0 && low < (high - low) * 0.6 ? 0 : low - margin;
   return [from, high + margin];
+}
+
+/** Points as rows, [x, values]; where a long time lies between two, a row without values breaks the lines. */
+function withGaps(xs, points, breaks, width) {
+  const rows = xs.map((x) => [x, points.get(x)]);
+  if (!breaks || xs.length < 3) return rows;
+  const ways = xs.slice(1).map((x, i) => x - xs[i]).sort((a, b) => a - b);
+  const long = Math.max(GAP_S, 20 * ways[ways.length >> 1]);
+  return rows.flatMap((row, i) => (i && row[0] - rows[i - 1][0] > long ? [[(row[0] + rows[i - 1][0]) / 2, new Array(width).fill(null)], row] : [row]));
+}
+
+/** Seconds on an axis of time. */
+function ticking(s) {
+  if (s === null) return "";
+  if (s >= 7200) return `${Number((s / 3600).toPrecision(3))} h`;
+  return s >= 120 ? `${Number((s / 60).toPrecision(3))} min` : `${Number(s.toPrecision(3))} s`;
 }
 
 function tickText(value) {

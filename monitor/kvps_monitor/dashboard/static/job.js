@@ -1,5 +1,6 @@
 // One job: figures, timeline, charts, workers, shards, and what has happened.
 import { bytes, cell, clock, duration, el, jobDoes, jobPath, listTable, loss, perSecond, plural, present, renew, set, setText, short, statePill, whole, workerPath } from "./dom.js";
+import { AXES, Axis } from "./axes.js";
 import { Beside } from "./beside.js";
 import { Chart } from "./charts.js";
 import { eventNode, setBound } from "./events.js";
@@ -19,7 +20,14 @@ export function showJob(page, job) {
   const evaluation = el("p.muted", { hidden: true });
   const tiles = new Tiles(["Progress", "Elapsed", "Time left", "Version", "Versions", "Loss", "Workers", "Contributions", "Backlog", "Units", "Backup tasks", "Memory"]);
   const charts = makeCharts();
-  const beside = new Beside(job, charts.loss, () => draw());
+  const chartsNode = el("div.charts", {}, ...Object.values(charts).map((chart) => chart.node));
+  const beside = new Beside(job, (name) => {
+    for (const chart of Object.values(charts)) chart.name(chart.lines.length - 1, name);
+    draw();
+  });
+  let axis = new Axis();
+  const over = el("select", { "aria-label": "What the charts are over", onchange: () => ((axis = new Axis(over.value)), draw()) }, ...AXES.map((name) => el("option", { value: name }, `over ${name}`)));
+  const settings = el("dl.settings");
   const filter = el("input", { type: "search", placeholder: "Filter by name, state, host", "aria-label": "Filter workers" });
   const counts = el("span.counts");
   const events = el("ol.log");
@@ -36,9 +44,11 @@ export function showJob(page, job) {
     evaluation,
     tiles.node,
     timeline.node,
-    el("div.charts", {}, ...Object.values(charts).map((chart) => chart.node)),
+    el("div.over", {}, el("h2", {}, "The whole run"), over, beside.choice, beside.facts),
+    chartsNode,
     el("section.card", {}, el("div.title", {}, el("h2", {}, "Workers"), counts, filter), workers.node),
     el("section.card", {}, el("h2", {}, "Shards"), el("div.wide-table", {}, listTable(".small", SHARD_COLUMNS, shards))),
+    el("details.card", {}, el("summary", {}, "Settings"), settings),
     el("section.card", {}, el("div.title", {}, el("h2", {}, "Latest"), el("a", { href: `${jobPath(job)}/log` }, "Whole log")), events),
   );
 
@@ -49,7 +59,16 @@ export function showJob(page, job) {
   }
 
   function draw() {
-    for (const [name, chart] of Object.entries(charts)) chart.draw(name === "loss" ? beside.joined(stream.series.loss) : stream.series[name]);
+    for (const name of Object.keys(stream.series)) if (name.startsWith("eval.") && !charts[name]) addEvaluation(name);
+    for (const [name, chart] of Object.entries(charts)) chart.draw(name, stream.series, beside.series, axis);
+  }
+
+  /** A chart for a figure that somebody reports, behind that of the loss. */
+  function addEvaluation(name) {
+    charts[name] = new Chart(`Evaluation: ${name.slice(5)}`, { lines: [{ label: name.slice(5), colour: "reduce", value: loss }], shaped: true });
+    charts[name].name(1, beside.choice.value);
+    const before = Object.keys(charts).filter((each) => each.startsWith("eval.")).at(-2) ?? "loss";
+    charts[before].node.after(charts[name].node);
   }
 
   function update() {
@@ -57,17 +76,17 @@ export function showJob(page, job) {
     renew(state, [f.state, jobDoes(f)], () => [statePill(f.state, jobDoes(f))]);
     setText(what, [f.task || "made in Python", f.mode, f.optimizer, `over ${f.transport}`, bytes(f.model_bytes)].filter(Boolean).join(" · "));
     const active = stream.workers.filter((w) => !GONE.includes(w.state)).length;
-    const over = f.state === "finished";
+    const done = f.state === "finished";
     setBound(f.staleness, f.expected_workers);
-    final.hidden = !over;
-    if (over) setText(final, finalFigures(f));
+    final.hidden = !done;
+    if (done) setText(final, finalFigures(f));
     evaluation.hidden = !f.evaluation_text;
     setText(evaluation, f.evaluation_text);
     tiles.set({
       Progress: f.progress === null ? "" : `${Math.floor(100 * f.progress)} %`,
       Elapsed: f.elapsed_s === null ? "" : roughly(f.elapsed_s),
       Version: whole(f.version),
-      Versions: perSecond(over ? ratio(f.version, f.elapsed_s) : f.commits_per_s),
+      Versions: perSecond(done ? ratio(f.version, f.elapsed_s) : f.commits_per_s),
       Loss: loss(f.loss),
       Workers: present(f.state, active, f.expected_workers),
       Backlog: whole(f.backlog),
@@ -78,6 +97,7 @@ export function showJob(page, job) {
       Memory: bytes(f.memory) + (f.memory_limit ? ` of ${bytes(f.memory_limit)}` : ""),
     });
     draw();
+    renew(settings, f.settings, () => Object.entries(f.settings).map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text || "–"))));
     setCounts(counts, stream.workers);
     showWorkers();
     updateShards(shards, stream);
@@ -102,46 +122,35 @@ function finalFigures(f) {
 }
 
 function makeCharts() {
-  const round = (value) => `round ${whole(value)}`;
-  const version = (value) => `version ${whole(value)}`;
-  const time = (s, length = 60) => (length < 5 ? `${(s % 60).toFixed(1)} s` : clock(1000 * s));
   const rate = (value) => `${bytes(value)}/s`;
   return {
     loss: new Chart("Loss", {
-      x: round,
       lines: [
         { label: "mean of workers", colour: "compute", value: loss },
         { label: "lowest", colour: "band", value: loss, hidden: true, thin: true },
         { label: "highest", colour: "band", value: loss, hidden: true, thin: true },
-        { label: "", colour: "push", value: loss, hidden: true, dash: [6, 3] },
       ],
       band: [3, 2],
       shaped: true,
     }),
-    norm: new Chart("Norm of the reduced gradient", { x: version, lines: [{ label: "norm", colour: "reduce", value: loss }] }),
+    lr: new Chart("Learning rate", { lines: [{ label: "of parameters in no group", colour: "step", value: loss }], shaped: true }),
+    norm: new Chart("Norm of the reduced gradient", { lines: [{ label: "norm", colour: "reduce", value: loss }], shaped: true }),
     rate: new Chart("Rate", {
-      x: time,
-      tick: time,
       lines: [
         { label: "versions", colour: "compute", value: perSecond },
-        { label: "contributions", colour: "push", value: perSecond, dash: [6, 3] },
+        { label: "contributions", colour: "fetch", value: perSecond },
       ],
     }),
-    lag: new Chart("Staleness and backlog", {
-      x: time,
-      tick: time,
+    staleness: new Chart("Staleness", {
       lines: [
-        { label: "mean staleness", colour: "compute", value: short },
-        { label: "highest", colour: "other", value: short, dash: [6, 3] },
-        { label: "backlog", colour: "push", value: short },
+        { label: "mean", colour: "compute", value: short },
+        { label: "highest", colour: "other", value: short },
       ],
     }),
-    traffic: new Chart("Bytes of weights and gradients", {
-      x: time,
-      tick: time,
+    traffic: new Chart("Bytes of aggregators", {
       lines: [
-        { label: "pulled", colour: "fetch", value: rate },
-        { label: "pushed", colour: "push", value: rate, dash: [6, 3] },
+        { label: "received", colour: "fetch", value: rate },
+        { label: "stored", colour: "store", value: rate },
       ],
     }),
   };
@@ -202,7 +211,7 @@ function workerTable(job, stream) {
   );
 }
 
-const STATES = ["silent", "evicted", "waiting", "awaited", "rejoining", "computing", "fetching", "pushing", "finished", "left"];
+const STATES = ["silent", "evicted", "waiting", "awaited", "rejoining", "paused", "computing", "fetching", "pushing", "finished", "left"];
 
 function setCounts(node, workers) {
   const number = new Map();

@@ -48,6 +48,7 @@ export class JobStream {
     } catch (error) {
       this.trouble = error.message;
       sayAgain(this.trouble);
+      if (error.status === 404) this.#nameOthers();
     }
   }
 

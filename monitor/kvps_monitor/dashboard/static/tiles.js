@@ -12,6 +12,7 @@ export class Tiles {
     for (const [title, node] of this.values) {
       const value = values[title] ?? "";
       setText(node, value);
+      set(node, "title", value); // where it is cut
       set(node.parentElement, "hidden", value === "");
     }
   }
