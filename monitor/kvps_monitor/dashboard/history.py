@@ -12,6 +12,7 @@ from kvps_monitor.spans import Iteration, VersionFigures, mean
 
 MOST = 1200
 """How many points of a series are kept: more than a chart has pixels."""
+_NAMES = ("made", "loss", "norm", "lr", "rate", "staleness", "traffic")
 _OVER_S = 2.0  # a rate is that of so long a time, if there are versions so close
 
 
@@ -69,7 +70,7 @@ class History:
     """
 
     def __init__(self) -> None:
-        self._series = defaultdict[str, Series](Series)
+        self._series = defaultdict[str, Series](Series, {name: Series() for name in _NAMES})
         self._losses: dict[str, float] = {}  # worker -> its newest loss
         self._rounds: dict[str, int] = {}  # worker -> its round
         self._foremost = 0  # the last version whose weights any worker has a loss of

@@ -127,9 +127,15 @@ def test_the_pages_agree_with_redis(store: Store, shown: Dashboard, raw: Any, ta
     store.create_job("other", model())
     page.goto(f"{shown.root}/jobs/j?beside=other")
     page.get_by_text("other: waits for workers").wait_for()
+    page.get_by_role("heading", name="Evaluation: loss").wait_for()
     for name in ("smooth", "log"):
-        page.get_by_role("button", name=name, exact=True).click()
+        page.get_by_role("button", name=name, exact=True).first.click()
         page.locator("button[aria-pressed=true]", has_text=name).wait_for()
+    for axis in ("contributions", "time", "version"):
+        page.get_by_label("What the charts are over").select_option(axis)
+        page.locator(".chart canvas").nth(5).wait_for()
+    page.get_by_text("Settings").click()
+    page.locator(".settings div", has_text="staleness_scaling").get_by_text("none").wait_for()
     page.get_by_role("link", name="Whole log").click()
     page.get_by_label("Which events").select_option("workers that came or went")
     page.locator(".event.commit").first.wait_for(state="detached")

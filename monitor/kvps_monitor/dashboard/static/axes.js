@@ -26,9 +26,9 @@ class Made {
   }
 }
 
-const WORDS = { version: "version", contributions: "contributions", time: "time since the first version" };
+const WORDS = { round: "round", version: "version", contributions: "contributions", time: "time since the first version" };
 
-/** An axis for all charts of a page. `at` makes the place of a version of it. */
+/** An axis for all charts of a page: of a job by version, or of one worker by round. */
 export class Axis {
   constructor(name = "version") {
     this.name = name;
@@ -40,7 +40,7 @@ export class Axis {
 
   /** Return a function that gives the place of a version of the job whose series these are. */
   places(series) {
-    if (this.name === "version") return (version) => version;
+    if (this.name === "version" || this.name === "round") return (x) => x;
     const made = new Made(series.made);
     if (this.name === "contributions") return (version) => made.of(version, 1);
     return (version) => (made.versions.length ? made.of(version, 0) / 1000 : null);
@@ -48,7 +48,7 @@ export class Axis {
 
   text(value) {
     if (this.name === "time") return duration(1000 * value);
-    return this.name === "version" ? `version ${whole(value)}` : `${whole(value)} contributions`;
+    return this.name === "contributions" ? `${whole(value)} contributions` : `${this.name} ${whole(value)}`;
   }
 
   /** Whether a long way between two points says that nothing was made meanwhile. */
@@ -57,4 +57,5 @@ export class Axis {
   }
 }
 
-export const AXES = Object.keys(WORDS);
+/** Those among which the reader of a job's page chooses. */
+export const AXES = ["version", "contributions", "time"];

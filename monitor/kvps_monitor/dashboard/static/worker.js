@@ -1,5 +1,6 @@
 // One worker: what it does, its phases, losses, iterations, and what the log says of it.
 import { api, ask, bytes, cell, clock, duration, el, jobPath, listTable, loss, renew, repeat, setText, statePill, whole, workerPath } from "./dom.js";
+import { Axis } from "./axes.js";
 import { Chart } from "./charts.js";
 import { eventNode, setBound } from "./events.js";
 import { JobStream } from "./stream.js";
@@ -17,9 +18,9 @@ export function showWorker(page, job, worker) {
   const tiles = new Tiles(["Rounds pushed", "Committed", "Clock", "Behind", "Staleness", "Loss", "A round takes", "Pulls", "Pushes"]);
   const shares = phaseBar("tall");
   const legend = el("span.legend");
-  const losses = new Chart("Loss by round", { x: (round) => `round ${whole(round)}`, lines: [{ label: "loss", colour: "compute", value: loss }] });
+  const rounds = new Axis("round");
+  const losses = new Chart("Loss by round", { lines: [{ label: "loss", colour: "compute", value: loss }] });
   const times = new Chart("Milliseconds of a round", {
-    x: (round) => `round ${whole(round)}`,
     lines: [
       { label: "whole", colour: "compute", value: duration },
       { label: "waits", colour: "wait", value: duration },
@@ -72,9 +73,9 @@ export function showWorker(page, job, worker) {
     if (!found?.iterations.length) return;
     const made = () => found.iterations.slice(0, ROWS).map((each) => row(each, found.phases));
     if (!renew(rows, found.iterations[0], made)) return;
-    losses.draw(new Map(found.iterations.map((each) => [each.round, [each.loss]])));
+    losses.draw("losses", { losses: new Map(found.iterations.map((each) => [each.round, [each.loss]])) }, null, rounds);
     const wait = found.phases.indexOf("wait");
-    times.draw(new Map(found.iterations.map((each) => [each.round, [total(each), each.phases[wait]]])));
+    times.draw("times", { times: new Map(found.iterations.map((each) => [each.round, [total(each), each.phases[wait]]])) }, null, rounds);
   }, 700);
   repeat(async () => {
     const found = await ask(`${api(jobPath(job))}/log?count=30&worker=${encodeURIComponent(worker)}`).catch(() => null);
