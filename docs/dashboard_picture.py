@@ -25,7 +25,7 @@ COMMAND += ["--epochs", "40000", "--quiet"]
 SIZE = {"width": 1180, "height": 1136}
 COLOURS = 256  # of the picture, which is mostly flat
 LONG_ENOUGH = 14_000  # ms, so that the timeline is full
-LABELS = """() => [...document.querySelectorAll("dt, h2, thead th, .head button")]
+LABELS = """() => [...document.querySelectorAll("dt:not(.settings dt), h2, thead th, .head button")]
   .filter((each) => each.offsetParent).map((each) => each.textContent.replace(/ [↑↓]$/, ""))"""
 
 

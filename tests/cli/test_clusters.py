@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,9 +65,9 @@ def test_a_whole_life_of_a_job_with_the_weights_of_one_server(at: Callable[..., 
 
 def test_an_acl_user_of_each_role_is_made_on_every_node(cluster: Cluster, at: Callable[..., str]) -> None:
     for role in ROLES:
-        name, _, url = at("acl", "mine", "--role", role, "--apply").strip().partition("=")
-        assert name == "KVPS_REDIS_URL"
-        with kvps.connect(url) as store:
+        name, _, word = at("acl", "mine", "--role", role, "--apply").strip().partition("=")
+        assert name == "export KVPS_REDIS_URL"
+        with kvps.connect(*shlex.split(word)) as store:
             assert store.client.is_cluster
     for node in cluster.nodes:
         assert {f"kvps-mine-{role}" for role in ROLES} <= set(node.ask("ACL", "USERS")), "a replica may be promoted"
