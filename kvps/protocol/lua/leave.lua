@@ -32,8 +32,7 @@ local right = residual == entry.residual or residual:sub(1, #own) == own
 entry.residual = right and residual or nil
 write_worker(worker, entry)
 log_entry('leave', 'worker', worker, 'incarnation', incarnation, 'state', state, 'finished', finished)
-append_traces(keys.trace, traces, 1)
-note_losses(keys.losses, traces)
+note_losses(keys.losses, append_traces(keys.trace, traces, 1))
 local after = lowest_round()
 if freed or after ~= lowest then wake(after) end
 return { 'OK', state }

@@ -91,7 +91,6 @@ entry.unit, entry.residual = nil, nil
 if state ~= '' then redis.call('HSET', keys.states, waiting(worker, entry.round), state) end
 write_worker(worker, entry)
 redis.call('ZADD', keys.pushed, round, worker)
-append_traces(keys.trace, traces, whole(workers))
-note_losses(keys.losses, traces)
+note_losses(keys.losses, append_traces(keys.trace, traces, whole(workers)))
 local more = not rounds or more_units(rounds, bound, whole(version))
 return { 'ACK', entry.acked, entry.round, more and 1 or 0 }

@@ -6,6 +6,5 @@
 -- Returns {OK} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused = read_job(job)
 if refused then return refused end
-append_traces(keys.shard_trace, entries, 1)
-note_versions(keys.versions, entries)
+note_versions(keys.versions, append_traces(keys.shard_trace, entries, 1))
 return { 'OK' }

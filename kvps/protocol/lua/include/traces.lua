@@ -1,5 +1,6 @@
 -- traces: appends entries to a trace, each a text of names and values. The traces of a thousand workers take no more
 -- room than those of sixty. Two hashes have the whole run, of every 2^n-th version: n grows with the versions.
+-- USES numbers
 
 -- Returns whether such a hash keeps this version, what it has there, and of how many versions it keeps one.
 local function kept_of(key, version)
@@ -19,12 +20,27 @@ local function keep(key, version, every, text)
   redis.call('HSET', key, 'every', every)
 end
 
+-- Appends entries, and returns what they say, by name.
+local function append_traces(key, entries, workers)
+  local most = math.max(50, math.min(1000, math.floor(60000 / workers)))
+  local said = {}
+  for i, entry in ipairs(entries) do
+    local values, named, name = {}, {}, nil
+    for value in entry:gmatch('%S+') do
+      values[#values + 1] = value
+      if name then named[name], name = value, nil else name = value end
+    end
+    redis.call('XADD', key, 'MAXLEN', '~', most, '*', unpack(values))
+    said[i] = named
+  end
+  return said
+end
+
 -- Notes the losses of iterations: by the version that their weights were before.
-local function note_losses(key, entries)
-  for _, entry in ipairs(entries) do
-    local loss = tonumber(entry:match(' loss (%S+)'))
-    local base = loss and tonumber(entry:match('^round %S+ version (%d+)'))
-    if base and loss == loss and math.abs(loss) ~= math.huge then
+local function note_losses(key, said)
+  for _, each in ipairs(said) do
+    local loss, base = tonumber(each.loss), whole(each.version)
+    if loss and base and loss == loss and math.abs(loss) ~= math.huge then
       local is_kept, before, every = kept_of(key, base + 1)
       if is_kept then
         local number, sum, low, high = before:match('^(%d+) (%S+) (%S+) (%S+)$')
@@ -39,28 +55,20 @@ end
 -- Notes a shard's parts of versions: how many parts there are, the bytes received and stored for them, the sum of
 -- squares of the gradient; and of the version when it was made, its contributions and those before it, the sum and the
 -- highest of their staleness, the learning rate.
-local function note_versions(key, entries)
-  for _, entry in ipairs(entries) do
-    local version = tonumber(entry:match('^version (%d+)'))
+local function note_versions(key, said)
+  for _, each in ipairs(said) do
+    local version = whole(each.version)
     local is_kept, before, every = false, '', 1
     if version then is_kept, before, every = kept_of(key, version) end
     if is_kept then
-      local function said(name) return tonumber(entry:match(' ' .. name .. ' (%S+)') or '0') or 0 end
-      local parts, received, stored, squares = before:match('^(%S+) (%S+) (%S+) (%S+) ')
-      local function sum(noted, name) return (tonumber(noted) or 0) + said(name) end
-      local known = (tonumber(parts) or 0) + 1
-      keep(key, version, every, string.format('%d %.0f %.0f %.9g %.0f %.0f %.0f %.0f %.0f %.9g', known,
-        sum(received, 'received'), sum(stored, 'stored'), sum(squares, 'square_sum'), said('at'),
-        said('contributions'), said('progress'), said('late'), said('latest'), said('lr')))
+      local parts, received, stored, squares = 1, each.received, each.stored, each.square_sum
+      if before ~= '' then
+        local noted = { before:match('^(%S+) (%S+) (%S+) (%S+) ') }
+        local function sum(place, value) return (tonumber(noted[place]) or 0) + (tonumber(value) or 0) end
+        parts, received, stored, squares = sum(1, 1), sum(2, received), sum(3, stored), sum(4, squares)
+      end
+      keep(key, version, every, table.concat({ parts, received, stored, squares, each.at, each.contributions,
+        each.progress or 0, each.late or 0, each.latest or 0, each.lr or 0 }, ' '))
     end
-  end
-end
-
-local function append_traces(key, entries, workers)
-  local most = math.max(50, math.min(1000, math.floor(60000 / workers)))
-  for _, entry in ipairs(entries) do
-    local values = {}
-    for value in entry:gmatch('%S+') do values[#values + 1] = value end
-    redis.call('XADD', key, 'MAXLEN', '~', most, '*', unpack(values))
   end
 end
