@@ -216,7 +216,7 @@ class _Workers:
             return "silent", self._now.silent_s[m.worker], []
         phase, since_s = self._last_phase(m.worker)
         others = self._waits.of(m)
-        if others and self._state.run.state == "paused":
+        if self._state.run.state == "paused" and (others or phase in ("wait", "push")):
             return "paused", None, []
         if others:
             return "waiting", since_s if phase == "wait" else None, others[:NAMED]
