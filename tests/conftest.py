@@ -46,10 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Tell kvps's own choice of a server, which tests and the commands that they start share.
 
-    A shell that starts the run in the background may have SIGINT ignored, which all processes would inherit: then those
-    that a test ends by Ctrl-C would go on for ever.
+    A shell that starts the run in the background may have SIGINT ignored, and nohup SIGHUP, which all processes would
+    inherit: then those that a test ends by them would go on for ever.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ["KVPS_SERVER_STAYS"] = "0"  # no test leaves a server behind; those of this behaviour ask for more
     if (server := config.getoption("server")) not in ("", CLUSTER):
         os.environ["KVPS_SERVER"] = program_of(server)

@@ -200,7 +200,6 @@ def main() -> None:
     """Serve as a zygote, which sys.argv describes; never return."""
     end, *modules, _ = sys.argv[1:]
     gc.disable()  # a fork enables it
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, all that it forks would ignore it too
     for package in _PACKAGES:
         _import_whole(package)
     for module in (*_LIBRARIES, *modules):
