@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +16,16 @@ from helpers.harness import aggregating, await_version, gradient, model
 from helpers.internals import fall_silent
 from helpers.waiting import eventually
 from kvps_monitor import rates
-from kvps_monitor.job_now import LACKS_WORKERS, OTHERS, JobNow, Waits
+from kvps_monitor.job_now import ALL_LEFT, LACKS_WORKERS, OTHERS, JobNow, Waits
 from kvps_monitor.jobs import summary
 from kvps_monitor.live import JobWatch
 from kvps_monitor.metrics.job_reader import JobReader
 from kvps_monitor.top import rows
 from kvps_monitor.views import JobView, WorkerView
 
+from kvps.config import JobConfig, Metadata
 from kvps.job import Job
+from kvps.machine import launcher, process
 from kvps.session.session import Session
 from kvps.store import Store
 
@@ -274,3 +278,20 @@ def test_staleness_is_that_of_the_last_committed_contribution(store: Store) -> N
         w1.push({name: np.ones_like(array) for name, array in old.items()})
         await_version(job, 6)
         assert [(w.worker, w.staleness) for w in watch.look().workers] == [("w0", 0), ("w1", 5)]
+
+
+def test_workers_that_ended_with_their_launcher_are_not_at_work(store: Store) -> None:
+    """Nobody is left to evict them: a run that was killed was `2 of 2` at work for minutes."""
+    says = "import json; from kvps.machine import process; print(json.dumps(process.identity()))"
+    dead = json.loads(subprocess.run([sys.executable, "-c", says], capture_output=True, check=True).stdout)
+    run = {"command": "kvps run", **{name: dead[name] for name in ("host", "pid", "start", "space")}}
+    for launched_by, lives in ((json.dumps(run), False), (launcher.this_process("kvps run"), True)):
+        config = JobConfig(workers=1, metadata=Metadata(launched_by=launched_by))
+        job = store.create_job("lives" if lives else "dead", model(), config=config)
+        job.access.scripts.join("w0", "n", "", dead)
+        now = JobNow.read(job, job.state())
+        assert (now.state == ALL_LEFT, now.ended) == ((not lives), set() if lives else {"w0"})
+        assert summary(job, job.state())["active"] == lives
+    job = store.create_job("here", model(), config=JobConfig(workers=1, metadata=Metadata(launched_by=json.dumps(run))))
+    job.access.scripts.join("w0", "n", "", process.identity())
+    assert JobNow.read(job, job.state()).ended == set(), "this process lives"

@@ -52,7 +52,10 @@ class Access:
         """Return the access to a server that was asked to bind to `host`, and is bound to this address."""
         own = {"localhost", "127.0.0.1", "::1"} if is_loopback(address) else {socket.gethostname(), "localhost"}
         return cls(
-            frozenset(name.lower() for name in (*own, host, address)), not is_loopback(address), token, f"kvps_{port}"
+            frozenset(name.lower() for name in (*own, host, address) if name),
+            not is_loopback(address),
+            token,
+            f"kvps_{port}",
         )
 
     def knows_name(self, host: str) -> bool:

@@ -14,7 +14,7 @@ from helpers.commands import kvps_run
 from helpers.dashboards import dashboard
 from helpers.harness import model
 from helpers.waiting import eventually
-from kvps_monitor.dashboard.access import HEADERS
+from kvps_monitor.dashboard.access import HEADERS, Access
 
 from kvps.machine.address import outward_address
 from kvps.store import Store
@@ -158,3 +158,10 @@ def test_connections_that_send_no_request_keep_nobody_from_an_answer(store: Stor
             half.sendall(b"GET / HTTP/1.1\r\nX: ")
         assert eventually(lambda: shown.ask("/api/jobs")[0].status == 200)
         assert [shown.ask("/api/jobs")[0].status for _ in range(20)] == [200] * 20
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0"])
+def test_a_host_that_names_nothing_is_no_name_of_a_server_that_listens_everywhere(host: str) -> None:
+    access = Access.of(host, "0.0.0.0", 5877, "token")
+    assert not any(map(access.knows_name, ("", "[", "evil.com@127.0.0.1", "127.0.0.1#.evil.com")))
+    assert access.knows_name("10.1.2.3:5877")

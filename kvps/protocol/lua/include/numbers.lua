@@ -1,5 +1,5 @@
--- numbers: whole numbers from text and to text, and the lowest that is free. Only `whole` reads numbers from outside: tonumber accepts nan, 0x10 and
--- 1e3, and doubles above 2^53 do not hold every whole number.
+-- numbers: whole numbers from text and to text, and the lowest that is free. Only `whole` reads numbers from outside:
+-- tonumber accepts nan, 0x10 and 1e3, and doubles above 2^53 do not hold every whole number.
 local function whole(text)
   if type(text) ~= 'string' or #text > 16 or not text:find('^%d+$') then return nil end
   local number = tonumber(text)
