@@ -270,7 +270,7 @@ def _thinned(job: Job, key: str, what: str, values: int) -> list[tuple[int, list
     """Return the entries of a hash of the whole run, by version. Raises CorruptData."""
     found = []
     for version, text in job.access.client.call("HGETALL", key).items():
-        if version != "every":
+        if version != "every":  # a job that an earlier kvps made has that field
             where = f"the {what} of version {version[:20]!r}"
             parts = [number(part, where) for part in [*text[: 32 * values].split(), *["-"] * values][:values]]
             found.append((whole(version, f"a version with {what}"), parts))

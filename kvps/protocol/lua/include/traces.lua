@@ -1,23 +1,24 @@
 -- traces: appends entries to a trace, each a text of names and values. The traces of a thousand workers take no more
--- room than those of sixty. Two hashes have the whole run, of every 2^n-th version: n grows with the versions.
+-- room than those of sixty. Two hashes have the whole run, of every 2^n-th version: n grows with the versions. It follows
+-- from the version alone, so that a version costs one write.
 -- USES numbers
 
--- Returns whether such a hash keeps this version, what it has there, and of how many versions it keeps one.
-local function kept_of(key, version)
-  local every, before = unpack(redis.call('HMGET', key, 'every', version))
-  every = tonumber(every or '1')
-  return version % every == 0, before or '', every
-end
+local function every_of(version) return 2 ^ math.max(0, select(2, math.frexp((version - 1) / 1000))) end
 
-local function keep(key, version, every, text)
-  local kept = redis.call('HSET', key, version, text) == 1 and redis.call('HLEN', key) or 0
+local function is_kept(version) return version and version % every_of(version) == 0 end
+
+-- Deletes the versions of such a hash that its highest one does not keep, once there are more than a thousand.
+local function thin(key)
+  local kept, highest = redis.call('HLEN', key), 1
   if kept <= 1000 then return end
-  if kept > 2000 then return redis.call('DEL', key) end -- another program wrote there
-  every = 2 * every
-  for _, field in ipairs(redis.call('HKEYS', key)) do
-    if (tonumber(field) or 0) % every ~= 0 then redis.call('HDEL', key, field) end
+  if kept > 4000 then return redis.call('DEL', key) end -- another program wrote there
+  local fields = redis.call('HKEYS', key)
+  for _, field in ipairs(fields) do highest = math.max(highest, whole(field) or 1) end
+  local every = every_of(highest)
+  for _, field in ipairs(fields) do
+    local version = whole(field)
+    if not version or version % every ~= 0 then redis.call('HDEL', key, field) end
   end
-  redis.call('HSET', key, 'every', every)
 end
 
 -- Appends entries, and returns what they say, by name.
@@ -38,18 +39,19 @@ end
 
 -- Notes the losses of iterations: by the version that their weights were before.
 local function note_losses(key, said)
+  local noted = false
   for _, each in ipairs(said) do
     local loss, base = tonumber(each.loss), whole(each.version)
-    if loss and base and loss == loss and math.abs(loss) ~= math.huge then
-      local is_kept, before, every = kept_of(key, base + 1)
-      if is_kept then
-        local number, sum, low, high = before:match('^(%d+) (%S+) (%S+) (%S+)$')
-        low, high = math.min(tonumber(low) or loss, loss), math.max(tonumber(high) or loss, loss)
-        sum = (tonumber(sum) or 0) + loss
-        keep(key, base + 1, every, string.format('%d %.9g %.6g %.6g', (number or 0) + 1, sum, low, high))
-      end
+    if loss and base and loss == loss and math.abs(loss) ~= math.huge and is_kept(base + 1) then
+      local before = redis.call('HGET', key, base + 1) or ''
+      local number, sum, low, high = before:match('^(%d+) (%S+) (%S+) (%S+)$')
+      low, high = math.min(tonumber(low) or loss, loss), math.max(tonumber(high) or loss, loss)
+      sum = (tonumber(sum) or 0) + loss
+      redis.call('HSET', key, base + 1, string.format('%d %.9g %.6g %.6g', (number or 0) + 1, sum, low, high))
+      noted = true
     end
   end
+  if noted then thin(key) end
 end
 
 -- Notes a shard's parts of versions: how many parts there are, the bytes received and stored for them, the sum of
@@ -58,17 +60,17 @@ end
 local function note_versions(key, said)
   for _, each in ipairs(said) do
     local version = whole(each.version)
-    local is_kept, before, every = false, '', 1
-    if version then is_kept, before, every = kept_of(key, version) end
-    if is_kept then
-      local parts, received, stored, squares = 1, each.received, each.stored, each.square_sum
-      if before ~= '' then
-        local noted = { before:match('^(%S+) (%S+) (%S+) (%S+) ') }
+    if is_kept(version) then
+      local rest = table.concat({ each.at, each.contributions, each.progress or 0, each.late or 0, each.latest or 0,
+        each.lr or 0 }, ' ')
+      local part = table.concat({ 1, each.received, each.stored, each.square_sum, rest }, ' ')
+      if redis.call('HSETNX', key, version, part) == 0 then -- another shard has told of it
+        local noted = { redis.call('HGET', key, version):match('^(%S+) (%S+) (%S+) (%S+) ') }
         local function sum(place, value) return (tonumber(noted[place]) or 0) + (tonumber(value) or 0) end
-        parts, received, stored, squares = sum(1, 1), sum(2, received), sum(3, stored), sum(4, squares)
+        redis.call('HSET', key, version, table.concat({ sum(1, 1), sum(2, each.received), sum(3, each.stored),
+          sum(4, each.square_sum), rest }, ' '))
       end
-      keep(key, version, every, table.concat({ parts, received, stored, squares, each.at, each.contributions,
-        each.progress or 0, each.late or 0, each.latest or 0, each.lr or 0 }, ' '))
     end
   end
+  thin(key)
 end
