@@ -74,6 +74,7 @@ class History:
         self._losses: dict[str, float] = {}  # worker -> its newest loss
         self._rounds: dict[str, int] = {}  # worker -> its round
         self._foremost = 0  # the last version whose weights any worker has a loss of
+        self._losses_from = 0  # the version from which on losses are those of iterations
         self._first_us = 0.0
         self._before = deque[VersionFigures]()  # the versions over which the next rate is
 
@@ -86,10 +87,12 @@ class History:
         losses: Iterable[tuple[int, float, float, float]] = (),
     ) -> None:
         """Add what a look has seen, oldest first; what was added before is left out. `losses` are those of the whole
-        run, (version, mean, lowest, highest)."""
-        first = min((each[0].version + 1 for each in iterations if each), default=math.inf)
-        for version, *values in losses:
-            if version < first:
+        run, (version, mean, lowest, highest): they are shown where a worker's iterations are not there any more."""
+        if whole_run := list(losses):
+            firsts = (each[0].version + 1 for each in iterations if each)
+            self._losses_from = max(firsts, default=whole_run[-1][0] + 1)
+        for version, *values in whole_run:
+            if version < self._losses_from:
                 self._series["loss"].put(look, version, values)
         recorded = sorted((i for each in iterations for i in each if i.loss is not None), key=_recorded_us)
         self._add_losses(look, recorded)
@@ -139,7 +142,8 @@ class History:
         self._put_loss(look)
 
     def _put_loss(self, look: int) -> None:
-        if losses := list(self._losses.values()):
+        losses = list(self._losses.values())
+        if losses and self._foremost >= self._losses_from:
             self._series["loss"].put(look, self._foremost, (mean(losses), min(losses), max(losses)))
 
 

@@ -12,7 +12,7 @@ from helpers.waiting import eventually
 from kvps_monitor.dashboard.frames import Look, Trouble, as_json, frame
 from kvps_monitor.dashboard.history import MOST, History, Series
 from kvps_monitor.live import JobWatch
-from kvps_monitor.spans import VersionFigures, versions_of
+from kvps_monitor.spans import Iteration, VersionFigures, versions_of
 from kvps_monitor.views import event_json
 
 from kvps.history.evaluations import Evaluation
@@ -177,6 +177,19 @@ def test_the_last_mean_of_losses_is_the_one_of_the_tile(store: Store) -> None:
     look = look_after(store, ("w0", 1.0), ("w1", 3.0), ("w0", 0.5))
     assert look.series["loss"].points[-1].values == (look.view.loss, 0.5, 3.0)
     assert look.view.loss == 1.75
+
+
+def test_a_worker_that_has_gone_leaves_no_gap_in_the_losses() -> None:
+    """Of the others, only the newest iterations are there any more."""
+
+    def trace(worker: str, versions: range) -> list[Iteration]:
+        return [Iteration.of(worker, (f"{v}-0", {"round": f"{v}", "version": f"{v}", "loss": "5"})) for v in versions]
+
+    history = History()
+    iterations = [trace("gone", range(20, 30)), trace("w0", range(900, 950))]
+    history.add(1, [], iterations, losses=[(v, 1.0, 0.5, 2.0) for v in range(1, 951)])
+    shown = {p.x: p.values[0] for p in history.snapshot()["loss"].points}
+    assert shown == dict.fromkeys(range(1, 901), 1.0) | dict.fromkeys(range(901, 951), 5.0)
 
 
 def test_losses_are_those_of_all_workers_by_the_version_that_they_lead_to(store: Store) -> None:
