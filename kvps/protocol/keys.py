@@ -117,13 +117,13 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:trace:all:losses            hash    push, leave.lua     of the whole run, thinned: version that is to
                                                                        be made -> how many losses workers said of the
                                                                        weights before it, their sum, the lowest and
-                                                                       the highest; every: which versions it has
+                                                                       the highest
     kvps:{job}:versions                    hash    trace.lua           of the whole run, thinned: version -> how many
                                                                        shards told of it, bytes received and stored,
                                                                        sum of squares of the gradient, when it was
                                                                        made (us), its contributions, those before it,
                                                                        sum and highest of their staleness, learning
-                                                                       rate; every: which versions it has
+                                                                       rate
     kvps:{job}:trace:shard:<shard>         stream  trace.lua           capped: the times of each version of a shard
     kvps:{job/id/shard/}:owner              string  own.lua             the term that may delete in this slot
     kvps:{job/id/shard/}:w:<name>:<chunk>   string  aggregator          weights, raw little-endian
