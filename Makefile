@@ -17,6 +17,11 @@ install = $(if $(LOCKED),\
   $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .,\
   $(BIN)/pip install --quiet -e '.[$(1)]')
 
+# A lock has versions and hashes, and does not say where a file was found. The images' have one version for all Pythons
+# and machines: the tests install them here, and an audit asks only about what its own Python would take.
+compile  = $</bin/uv pip compile --quiet --upgrade --generate-hashes --custom-compile-command 'make lock'
+anywhere := --universal --fork-strategy fewest --python-version 3.11
+
 .PHONY: help demo test check chaos same-bits fuzz oldest contract test-all exhaustive gpu cost bench model picture timelines docs images lock licences audit clean
 
 help: ## Show this list
@@ -92,17 +97,19 @@ docs: .stamps/docs ## Build the site of docs/ and the API reference into build/d
 images: ## Pin the images in docker/ and deploy/ by the digests that their registry has for them now (needs docker buildx)
 	$(PYTHON) docker/pin.py
 
-lock: .stamps/lock ## Write requirements/ci.txt anew: what CI installs, with a hash for each file
+lock: .stamps/lock ## Write the locks in requirements/ anew: what CI and the images install, with a hash for each file
 	echo "torch; python_version < '3'" > $</no-torch.txt
-	$</bin/uv pip compile --quiet --upgrade pyproject.toml --extra dev --extra docs --generate-hashes \
-	  --override $</no-torch.txt \
-	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command 'make lock' -o requirements/ci.txt
+	$(compile) pyproject.toml --extra dev --extra docs --override $</no-torch.txt \
+	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 -o requirements/ci.txt
+	$(compile) $(anywhere) pyproject.toml --extra demo --extra metrics -o requirements/image.txt
+	$(compile) $(anywhere) pyproject.toml --extra demo --extra metrics --extra cuda12 -o requirements/image-cuda.txt
+	echo hatchling | $(compile) $(anywhere) - -o requirements/build.txt
 
 licences: .stamps/dev ## Write docs/licences.md anew: what kvps needs, and under which licence
 	$(BIN)/python docs/licences.py
 
-audit: .stamps/audit ## Ask for known vulnerabilities of what requirements/ci.txt locks
-	$</bin/python requirements/audit.py requirements/ci.txt
+audit: .stamps/audit ## Ask for known vulnerabilities of what the locks in requirements/ name
+	$</bin/python requirements/audit.py requirements/*.txt
 
 clean: ## Remove the environment and what was built
 	rm -rf $(VENV) .stamps dist build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

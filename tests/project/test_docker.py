@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # each starts whole commands
 
 COMPOSE = ROOT / "docker" / "compose.yaml"
 SERVICES: dict[str, dict[str, Any]] = YAML(typ="safe").load(COMPOSE.read_text())["services"]
-IMAGES = {"docker/Dockerfile": "[demo,metrics]", "docker/Dockerfile.cuda": "[demo,metrics,cuda12]"}
+IMAGES = {"docker/Dockerfile": "image.txt", "docker/Dockerfile.cuda": "image-cuda.txt"}  # each with its lock
 BIN = Path(sys.executable).parent
 
 
@@ -52,23 +52,23 @@ def test_nobody_is_root_and_each_base_has_a_version(image: str) -> None:
 
 
 def test_the_images_steps_and_entry_points_run_in_a_clean_environment(tmp_path: Path) -> None:
-    source, home = tmp_path / "src", tmp_path / "kvps"
+    source, opt = tmp_path / "src", tmp_path / "opt"
     source.mkdir()
     instructions = _instructions("docker/Dockerfile")
-    for words in [words.split() for name, words in instructions if name == "COPY" and not words.startswith("--from")]:
-        for each in words[:-1]:
-            if (ROOT / each).is_dir():
-                shutil.copytree(ROOT / each, source / words[-1], ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / each, source)
     clean = {name: os.environ[name] for name in os.environ.keys() - {"PYTHONPATH", "VIRTUAL_ENV"} if "KVPS" not in name}
     clean["PIP_COMPILE"] = "0"  # few of the modules are imported here, and to compile all takes most of the time
-    for step in [words for name, words in instructions if name == "RUN" and "/opt/kvps" in words]:
-        step = re.sub(r"^python3? ", f"{shlex.quote(sys.executable)} ", step).replace("/opt/kvps", str(home))
-        subprocess.run(["sh", "-e", "-c", step], cwd=source, env=clean, check=True, stdout=subprocess.DEVNULL)
+    for name, words in instructions[: [name for name, _ in instructions].index("FROM", 1)]:
+        if name == "ENV":
+            clean |= (each.split("=", 1) for each in words.split())
+        elif name == "COPY":
+            *each, target = words.split()
+            _copy(each, source / target)
+        elif name == "RUN":
+            step = re.sub(r"^python ", f"{shlex.quote(sys.executable)} ", words).replace("/opt/", f"{opt}/")
+            subprocess.run(["sh", "-e", "-c", step], cwd=source, env=clean, check=True, stdout=subprocess.DEVNULL)
     (entry,) = (words for name, words in instructions if name == "ENTRYPOINT")
     assert entry == '["kvps"]'
-    clean["PATH"] = f"{home / 'bin'}{os.pathsep}{clean['PATH']}"
+    clean["PATH"] = f"{opt / 'kvps' / 'bin'}{os.pathsep}{clean['PATH']}"
     ours = [each for each in SERVICES.values() if each["image"] in ("kvps", "kvps-cuda")]
     entries = {(*each.get("entrypoint", ["kvps"]), each["command"][0]) for each in ours}
     for command in [("kvps",), *entries]:
@@ -76,14 +76,36 @@ def test_the_images_steps_and_entry_points_run_in_a_clean_environment(tmp_path: 
         assert (done.returncode, done.stderr) == (0, ""), command
 
 
+def _copy(names: list[str], target: Path) -> None:
+    """Copy files and the contents of folders, as COPY does."""
+    target.mkdir(exist_ok=True)
+    for path in map(ROOT.joinpath, names):
+        if path.is_dir():
+            shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        else:
+            shutil.copy(path, target)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_pip_takes_nothing_but_files_whose_hash_is_known(image: str) -> None:
+    """What it would build, it would build with whatever it finds."""
+    instructions = _instructions(image)
+    assert ("ENV", "PIP_NO_CACHE_DIR=1 PIP_ONLY_BINARY=:all:") in instructions
+    steps = [step for name, words in instructions if name == "RUN" for step in words.split(" && ") if "pip " in step]
+    *locked, ours = (step.partition("/bin/pip install ")[::2] for step in steps)
+    assert [target for target, _ in locked] == ["/opt/build", "/opt/kvps"]
+    assert [options for _, options in locked] == [
+        f"--require-hashes -r requirements/{lock}" for lock in ("build.txt", IMAGES[image])
+    ]
+    assert ours == ("/opt/kvps", "--no-index --no-deps /opt/wheel/*.whl")
+
+
 def test_both_images_are_made_of_the_same_things() -> None:
-    """But for the extras, and the system's Python."""
+    """But for the lock, and the system's Python."""
 
     def steps(image: str) -> list[str]:
-        lines = [
-            f"{name} {words}" for name, words in _instructions(image) if name in ("COPY", "ENV", "ENTRYPOINT", "CMD")
-        ]
-        (install,) = (words for name, words in _instructions(image) if name == "RUN" and "pip install" in words)
-        return [*lines, install.replace("python3 ", "python ").replace(IMAGES[image], "[]")]
+        lines = [f"{name} {words}" for name, words in _instructions(image) if name not in ("FROM", "SHELL")]
+        lines = [line.replace("python3 ", "python ").replace(IMAGES[image], "the lock") for line in lines]
+        return [line for line in lines if not re.match("RUN (apt-get|useradd) ", line)]
 
     assert steps("docker/Dockerfile") == steps("docker/Dockerfile.cuda")

@@ -20,8 +20,8 @@ from packaging.version import Version
 
 from kvps.machine.paths import bundled_server
 
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LOCK = ROOT / "requirements" / "ci.txt"
+PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = PYPROJECT["project"]
 
 
 def _wanted(*extras: str) -> Iterator[Requirement]:
@@ -35,22 +35,39 @@ def _wanted(*extras: str) -> Iterator[Requirement]:
                 yield each
 
 
-# -- the lock -------------------------------------------------------------------------------------------------------
+# -- the locks ------------------------------------------------------------------------------------------------------
+
+LOCKS = {  # file in requirements/: what it is for
+    "ci.txt": [*_wanted("dev", "docs")],
+    "image.txt": [*_wanted("demo", "metrics")],
+    "image-cuda.txt": [*_wanted("demo", "metrics", "cuda12")],
+    "build.txt": [*map(Requirement, PYPROJECT["build-system"]["requires"])],
+}
 
 
-def test_the_lock_has_each_package_in_an_allowed_version_with_hashes_and_names_no_place() -> None:
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_each_package_in_an_allowed_version_with_hashes_and_names_no_place(name: str) -> None:
+    text = (ROOT / "requirements" / name).read_text()
     locked: dict[str, Version] = {}
-    lines = re.sub(r" \\\n", "", LOCK.read_text()).splitlines()
+    lines = re.sub(r" \\\n", "", text).splitlines()
     for line in (line for line in lines if not line.lstrip().startswith("#")):
         found = re.fullmatch(r"([a-z0-9-]+)==([^ ;]+)(?: ; [^/]*?)?((?: +--hash=sha256:[0-9a-f]{64})+)", line)
         assert found, f"no version with hashes: {line[:80]!r}"
+        assert found[1] not in locked, "an audit asks only for the version that its own Python would take"
         locked[found[1]] = Version(found[2])
-    for each in _wanted("dev", "docs"):
+    for each in LOCKS[name]:
         version = locked.get(canonicalize_name(each.name))
         assert version, f"{each.name} is not locked: make lock"
         assert version in each.specifier, f"{each} is locked as {version}: make lock"
-    assert "://" not in LOCK.read_text()
-    assert not re.search(r"(^|\s)(/|--(index|extra|find|trusted))", LOCK.read_text())
+    assert "://" not in text
+    assert not re.search(r"(^|\s)(/|--(index|extra|find|trusted))", text)
+
+
+def test_every_lock_is_written_by_make_lock_and_asked_about_by_make_audit() -> None:
+    assert {path.name for path in (ROOT / "requirements").glob("*.txt")} == LOCKS.keys()
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.findall(r"-o requirements/(\S+)", makefile) == list(LOCKS)
+    assert "requirements/audit.py requirements/*.txt\n" in makefile
 
 
 def test_make_checks_hashes_if_it_is_told_to_and_else_takes_what_pip_finds() -> None:
@@ -93,15 +110,19 @@ ANSWERS = {
     "none known": (
         '{"dependencies": [{"name": "a", "version": "1", "vulns": []}]}',
         0,
-        "0 of 1 packages are vulnerable",
+        "0 of 1 packages of LOCK are vulnerable",
     ),
-    "one known": (f'{{"dependencies": [{KNOWN}]}}', 1, "a 1: PYSEC-1, fixed in 2\n1 of 1 packages are vulnerable"),
+    "one known": (
+        f'{{"dependencies": [{KNOWN}]}}',
+        1,
+        "a 1: PYSEC-1, fixed in 2\n1 of 1 packages of LOCK are vulnerable",
+    ),
     "not asked": (
         f'{{"dependencies": [{KNOWN}, {{"name": "b", "skip_reason": "no answer"}}]}}',
         2,
-        "not audited: PyPI's vulnerabilities cannot be reached for 1 of 2 packages",
+        "LOCK is not audited: there is no answer for 1 of 2 packages",
     ),
-    "no network": ("", 2, "not audited: ConnectionError: no route"),
+    "no network": ("", 2, "LOCK is not audited: ConnectionError: no route"),
 }
 
 
@@ -112,12 +133,14 @@ def test_an_audit_without_an_answer_fails_in_one_line(answer: str, tmp_path: Pat
     stub = f"import sys\nprint({said!r})\nif not {said!r}: sys.exit('Traceback\\n  ...\\nConnectionError: no route')"
     (tmp_path / "pip_audit.py").write_text(stub)
     done = subprocess.run(
-        [sys.executable, ROOT / "requirements" / "audit.py", LOCK],
+        [sys.executable, ROOT / "requirements" / "audit.py", "one.txt", "other.txt"],
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (status, f"{printed}\n", "")
+    for lock in ("one.txt", "other.txt"):
+        assert f"{printed}\n".replace("LOCK", lock) in done.stdout
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (status, 2 * (printed.count("\n") + 1), "")
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
