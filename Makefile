@@ -22,7 +22,7 @@ install = $(if $(LOCKED),\
 compile  = $</bin/uv pip compile --quiet --upgrade --generate-hashes --custom-compile-command 'make lock'
 anywhere := --universal --fork-strategy fewest --python-version 3.11
 
-.PHONY: help demo test check chaos same-bits fuzz oldest contract test-all exhaustive gpu cost bench model picture timelines docs images lock licences audit clean
+.PHONY: help demo test check chaos same-bits fuzz oldest contract test-all exhaustive gpu cost bench model picture timelines docs images users lock licences audit clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,6 +96,10 @@ docs: .stamps/docs ## Build the site of docs/ and the API reference into build/d
 
 images: ## Pin the images in docker/ and deploy/ by the digests that their registry has for them now (needs docker buildx)
 	$(PYTHON) docker/pin.py
+
+users: .stamps/dev ## Write docker/users.conf anew: the rules that roles have now, for the services of docker/compose.yaml
+	$(BIN)/python -c 'from kvps.protocol.acl import rules; [print("user", role, *rules(role, "*")) \
+	  for role in ("aggregator", "host", "reader", "submitter")]' > docker/users.conf
 
 lock: .stamps/lock ## Write the locks in requirements/ anew: what CI and the images install, with a hash for each file
 	echo "torch; python_version < '3'" > $</no-torch.txt

@@ -53,8 +53,8 @@ def read_password(path: Path, what: str = "password") -> str:
     InvalidSetting.
 
     The file must be its owner's alone, as ssh asks of keys. A group may read a file of root's, as PostgreSQL allows it
-    for keys: Kubernetes gives a secret to a process that is not root in no other way. Compose gives it as a file of
-    root's that all users of the container may read, and its reader cannot change that.
+    for keys: Kubernetes gives a secret to a process that is not root in no other way. Compose mounts a file with the
+    owner that it has on the host, who is no user of the container, so all users there may read it.
     """
     try:
         status = path.stat()
@@ -63,7 +63,7 @@ def read_password(path: Path, what: str = "password") -> str:
         why = getattr(error, "strerror", None) or "it is not text"
         raise InvalidSetting(f"the {what} file {path} cannot be read: {why}") from None
     of_root, theirs = status.st_uid == 0, status.st_uid != os.geteuid()
-    is_secret = of_root and _SECRETS in path.absolute().parents
+    is_secret = _SECRETS in path.absolute().parents
     if status.st_mode & (0o033 if is_secret else 0o037 if of_root and theirs else 0o077):
         advice = f"its owner must chmod {440 if of_root else 600} it" if theirs else f"chmod 600 {path}"
         raise InvalidSetting(f"the {what} file {path} can be read by others: {advice}")

@@ -162,15 +162,19 @@ def test_a_file_of_roots_may_be_read_by_the_group_that_it_is_for(
             read_password(file)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of root's")
-@pytest.mark.parametrize(("mode", "user", "accepted"), [(0o444, 10001, True), (0o444, 0, True), (0o464, 0, False)])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user's")
+@pytest.mark.parametrize("user", [0, 10001])
+@pytest.mark.parametrize("owner", [0, 1000])
+@pytest.mark.parametrize(("mode", "accepted"), [(0o444, True), (0o464, False), (0o446, False)])
 def test_a_secret_of_compose_may_be_read_by_all_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, user: int, accepted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, owner: int, user: int, accepted: bool
 ) -> None:
+    """It has the owner that it has on the host."""
     file = tmp_path / "secrets" / "password"
     file.parent.mkdir()
     file.write_text(SECRET)
     file.chmod(mode)
+    os.chown(file, owner, owner)
     monkeypatch.setattr(credentials, "_SECRETS", file.parent)
     monkeypatch.setattr(os, "geteuid", lambda: user)
     if accepted:

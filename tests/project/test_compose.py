@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import runpy
-import shlex
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,27 +18,31 @@ import pytest
 import redis
 from helpers.clusters import node_ports
 from helpers.command_lines import check_parses
+from helpers.compose import COMPOSE, NODES, PASSWORDS, SECRETS, SERVICES, USERS, server_command, started_server
 from helpers.kustomize import rendered
 from helpers.paths import ROOT, program_on_path
 from helpers.waiting import command_lines_with, eventually
 from packaging.version import Version
-from ruamel.yaml import YAML
 
-from kvps.machine.paths import server_program
+from kvps.protocol.acl import rules
 
-COMPOSE = YAML(typ="safe").load((ROOT / "docker" / "compose.yaml").read_text())
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-SECRET = "/run/secrets/redis_password"
 PINNED = runpy.run_path(str(ROOT / "docker" / "pin.py"))["FILES"]
-PASSWORD = "0123456789abcdef" * 4
-NODES = [f"node-{number}" for number in range(1, 7)]
+PASSWORD = PASSWORDS["administrator"]
 SERVERS = {"valkey", "cluster", *NODES}  # what runs the server's image
-WATCHERS = {"prometheus", "grafana"}  # what knows neither Redis nor its password
+WATCHERS = {"prometheus": "65534:65534", "grafana": "472:0"}  # what knows neither Redis nor a password: its user
+ROLES = {  # service of kvps: the role that it needs
+    "aggregator": "aggregator",
+    "standby": "aggregator",
+    "worker": "host",
+    "gpu-worker": "host",
+    "submit": "submitter",
+    "metrics": "reader",
+}
 FIXED = Version("9.0.0")  # Valkey without CVE-2025-49844; 8.1.4 has the fix too
 
 
 def test_valkey_keeps_everything_and_whoever_dies_comes_back() -> None:
-    assert {"--appendonly yes", "--maxmemory-policy noeviction"} <= set(re.findall(r"--\S+ \S+", _start()))
+    assert {"--appendonly yes", "--maxmemory-policy noeviction"} <= set(re.findall(r"--\S+ \S+", server_command()[2]))
     assert SERVICES["valkey"]["volumes"] == ["data:/data"]
     waiting = {name for name, each in SERVICES.items() if each.get("depends_on")}
     assert waiting == SERVICES.keys() - {"valkey", *NODES}
@@ -70,56 +73,78 @@ def test_a_process_of_kvps_has_the_time_to_leave() -> None:
     assert {each["stop_grace_period"] for each in ours} == {"30s"}
 
 
-def test_the_password_is_a_secret_that_only_the_user_of_each_service_reads() -> None:
-    assert COMPOSE["secrets"] == {"redis_password": {"environment": "KVPS_PASSWORD"}}
+def test_each_service_has_the_password_of_its_own_role_alone() -> None:
+    """Compose gives a secret that is no file to no service with a read-only root (docker/compose#12031)."""
+    assert COMPOSE["secrets"] == {user: {"file": f"./secrets/{user}"} for user in USERS}
+    assert set(USERS) == {"administrator", *ROLES.values()}
     for name, each in SERVICES.items():
-        if name in WATCHERS:
+        if name in ROLES:
+            role, given = ROLES[name], each["environment"]
+            assert each["secrets"] == [role]
+            assert given["KVPS_REDIS_PASSWORD_FILE"] == f"{SECRETS}/{role}"
+            assert given["KVPS_REDIS_URL"] == f"redis://{role}@${{KVPS_NODE:-valkey}}:6379"
+        elif name in WATCHERS:
             assert "secrets" not in each
-            continue
-        (secret,) = each["secrets"]
-        assert (secret["source"], secret["mode"]) == ("redis_password", 0o400), name
-        assert secret.get("uid", "0") == ("0" if name in SERVERS else "10001"), name
-        assert "KVPS_PASSWORD" not in json.dumps(each), f"{name}: docker inspect shows it to others"
-        if name not in SERVERS:
-            assert each["environment"]["KVPS_REDIS_PASSWORD_FILE"] == SECRET
-            assert "@" not in each["environment"]["KVPS_REDIS_URL"]
+        else:
+            assert set(each["secrets"]) == ({"administrator"} if name == "cluster" else set(USERS))
     for ignored in (".gitignore", ".dockerignore"):
-        assert "docker/.env" in (ROOT / ignored).read_text().splitlines()
+        assert "docker/secrets" in (ROOT / ignored).read_text().splitlines()
+
+
+def test_the_users_have_the_rules_that_their_roles_have_today() -> None:
+    lines = (ROOT / "docker" / "users.conf").read_text().splitlines()
+    assert lines == [" ".join(["user", role, *rules(role, "*")]) for role in USERS[1:]], "make users"
+    makefile = (ROOT / "Makefile").read_text()
+    (made,) = re.findall(r"^users: .*\n\t\$\(BIN\)/python -c '(.*?)' > docker/users.conf$", makefile, re.M | re.S)
+    printed = subprocess.run([sys.executable, "-c", made], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert printed.splitlines() == lines
+
+
+def test_nobody_has_a_right_of_roots_or_writes_to_its_root() -> None:
+    for name, each in SERVICES.items():
+        assert (each["read_only"], each["cap_drop"], each["security_opt"]) == (
+            True,
+            ["ALL"],
+            ["no-new-privileges:true"],
+        )
+        user = "999:999" if name in SERVERS else WATCHERS.get(name)
+        assert each.get("user") == user, "that of kvps stands in its images"
+        assert not each.keys() & {"privileged", "cap_add", "devices", "pid", "ipc"}
+        assert "/tmp" in each["tmpfs"]
+        written = [volume for volume in each.get("volumes", []) if not volume.endswith(":ro")]
+        assert written == {"valkey": ["data:/data"], "prometheus": ["prometheus:/prometheus"]}.get(
+            name, [f"{name}:/data"] if name in NODES else []
+        )
+
+
+def test_the_command_that_makes_the_passwords_is_the_same_everywhere_and_makes_all(tmp_path: Path) -> None:
+    texts = [(ROOT / name).read_text() for name in ("README.md", "docs/deploy.md", "docker/compose.yaml")]
+    made = [re.findall(r"^(?:#   )?(\(umask 077; .*\n.*\))$", text, re.MULTILINE) for text in texts]
+    (command,) = made[0]
+    assert made == [[command], [command], [command.replace("\n", "\n#   ")]]
+    (tmp_path / "docker").mkdir()
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True)
+    files = sorted((tmp_path / "docker" / "secrets").iterdir())
+    assert [file.name for file in files] == sorted(USERS)
+    assert len({file.read_text() for file in files}) == len(USERS)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o444}, "users of containers are others"
+    assert stat.S_IMODE(files[0].parent.stat().st_mode) == 0o700, "nobody else of this host reaches them"
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, stderr=subprocess.DEVNULL).returncode, "they stay"
 
 
 def test_each_command_of_kvps_has_the_options_of_this_version() -> None:
-    ours = {name: each for name, each in SERVICES.items() if name not in SERVERS | WATCHERS}
-    assert ours.keys() == {"aggregator", "standby", "worker", "gpu-worker", "submit", "metrics"}
+    ours = {name: each for name, each in SERVICES.items() if name not in SERVERS | WATCHERS.keys()}
+    assert ours.keys() == ROLES.keys()
     for each in ours.values():
         check_parses([*each.get("entrypoint", ["kvps"])[1:], *each["command"]])
 
 
-def _start(service: str = "valkey") -> str:
-    """The shell's text that a service runs."""
-    shell, option, text = SERVICES[service]["command"]
-    assert (shell, option) == ("sh", "-c")
-    return str(text).replace("$$", "$")
-
-
-def _of_pod() -> str:
-    """The shell's text that the server's pod runs in Kubernetes."""
+def _of_pod() -> list[str]:
+    """The command of the server's pod in Kubernetes."""
     pods = (each["spec"].get("template") for each in rendered(ROOT / "deploy" / "kubernetes" / "base"))
     containers = (container for pod in pods if pod for container in pod["spec"]["containers"])
-    (text,) = (container["command"][2] for container in containers if container["name"] == "valkey")
-    return str(text).replace("/run/secrets/redis/password", SECRET)
-
-
-def _started(folder: Path, text: str, options: str, password: str = PASSWORD) -> subprocess.Popen[bytes]:
-    """Start a server as its image does, in a folder, which has its data, with these options too."""
-    (folder / "docker-entrypoint.sh").write_text('#!/bin/sh\nexec "$@"\n')
-    (folder / "valkey-server").write_text(f'#!/bin/sh\nexec {shlex.quote(server_program())} "$@"\n')
-    for program in ("docker-entrypoint.sh", "valkey-server"):
-        (folder / program).chmod(0o700)
-    (folder / "password").write_text(f"{password}\n")  # as `openssl ... > password` writes it
-    text = text.replace(SECRET, str(folder / "password")).replace("--dir /data", f"--dir {folder}")
-    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    command = ["sh", "-c", text.replace(" <<END", f" {options} <<END")]
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE)
+    (command,) = (container["command"] for container in containers if container["name"] == "valkey")
+    return list(command)
 
 
 def _on_socket(folder: Path) -> str:
@@ -128,9 +153,12 @@ def _on_socket(folder: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("of", "most"), [(_start, 0), (_of_pod, 3 << 30)], ids=["compose", "kubernetes"])
-def test_the_server_wants_the_password_and_keeps_what_it_gets(of: Callable[[], str], most: int, tmp_path: Path) -> None:
-    path, server = str(tmp_path / "socket"), _started(tmp_path, of(), _on_socket(tmp_path))
+@pytest.mark.parametrize(("of", "most"), [(server_command, 0), (_of_pod, 3 << 30)], ids=["compose", "kubernetes"])
+def test_the_server_wants_the_password_and_keeps_what_it_gets(
+    of: Callable[[], list[str]], most: int, tmp_path: Path
+) -> None:
+    path, passwords = str(tmp_path / "socket"), PASSWORDS | {"redis/password": PASSWORD}
+    server = started_server(tmp_path, of(), _on_socket(tmp_path), passwords)
     try:
         assert eventually((tmp_path / "socket").exists)
         with redis.Redis(unix_socket_path=path) as stranger, pytest.raises(redis.AuthenticationError):
@@ -138,18 +166,37 @@ def test_the_server_wants_the_password_and_keeps_what_it_gets(of: Callable[[], s
         wanted = {"appendonly": "yes", "maxmemory": str(most), "maxmemory-policy": "noeviction", "dir": str(tmp_path)}
         with redis.Redis(unix_socket_path=path, password=PASSWORD) as client:
             assert {name: client.config_get(name)[name] for name in wanted} == wanted
-        assert not command_lines_with(PASSWORD)
+        assert not [found for password in PASSWORDS.values() for found in command_lines_with(password)]
     finally:
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=120)
 
 
+def _refusal(folder: Path, command: list[str], passwords: dict[str, str]) -> str:
+    """Return what a server says that does not start."""
+    server = started_server(folder, command, _on_socket(folder), passwords)
+    try:
+        assert eventually(lambda: (folder / "socket").exists() or server.poll() is not None)
+        assert not (folder / "socket").exists()
+    finally:
+        server.kill()
+        said = server.communicate(timeout=120)[1].decode()
+    assert server.returncode == 1
+    return said
+
+
+@pytest.mark.parametrize("password", ["", " ", "two words", 'quo"te', "x ~* +@all", "first\nsecond", None])
+@pytest.mark.parametrize("user", ["administrator", "submitter"])
+def test_without_a_password_that_it_understands_the_server_does_not_start(
+    user: str, password: str | None, tmp_path: Path
+) -> None:
+    given = {name: text for name, text in (PASSWORDS | {user: password}).items() if text is not None}
+    assert f"docker/secrets/{user} must hold letters and digits alone\n" in _refusal(tmp_path, server_command(), given)
+
+
 @pytest.mark.parametrize("password", ["", "two words"])
-def test_without_a_password_that_it_understands_the_server_does_not_start(password: str, tmp_path: Path) -> None:
-    server = _started(tmp_path, _start(), _on_socket(tmp_path), password)
-    server.communicate(timeout=120)
-    assert server.returncode
-    assert not (tmp_path / "socket").exists()
+def test_a_pod_without_a_password_that_it_understands_does_not_start(password: str, tmp_path: Path) -> None:
+    assert "requirepass" in _refusal(tmp_path, _of_pod(), {"redis/password": password})
 
 
 # -- the cluster ------------------------------------------------------------------------------------------------------
@@ -172,7 +219,6 @@ class Cluster:
         for name, text in programs.items():
             (folder / name).write_text(f"#!/bin/sh\n{text}\n")
             (folder / name).chmod(0o700)
-        (folder / "password").write_text(PASSWORD)
 
     def start(self) -> None:
         """Start the nodes, each on another address than last time."""
@@ -181,7 +227,7 @@ class Cluster:
             (self._folder / name).mkdir(exist_ok=True)
             at = self.address(name)
             options = f"--bind {at} --bind-source-addr {at} --port {self._port} --cluster-node-timeout 2000"
-            self._nodes.append(_started(self._folder / name, _start(name), options))
+            self._nodes.append(started_server(self._folder / name, server_command(name), options))
         assert eventually(lambda: all(self._answers(name) for name in NODES))
 
     def stop(self) -> None:
@@ -200,8 +246,9 @@ class Cluster:
             "PATH": f"{self._folder}{os.pathsep}{os.environ['PATH']}",
             "NETWORK": f"127.77.{self._network}",
         }
-        text = _start("cluster").replace(SECRET, str(self._folder / "password")).replace("6379", str(self._port))
-        done = subprocess.run(["sh", "-c", text], env=environment, capture_output=True, text=True, timeout=60)
+        *shell, text = server_command("cluster")
+        text = text.replace(SECRETS, str(self._folder / "node-1" / "secrets")).replace("6379", str(self._port))
+        done = subprocess.run([*shell, text], env=environment, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
         assert PASSWORD not in done.stdout + done.stderr
 
@@ -218,12 +265,17 @@ class Cluster:
         reached = {address for address, node in found.items() if node["connected"]}
         return reached == set(map(self.address, NODES)) and roles == ["master"] * 3 + ["slave"] * 3
 
-    def _client(self, name: str) -> redis.Redis:
-        return redis.Redis(self.address(name), self._port, password=PASSWORD, protocol=2)
+    def _client(self, name: str, user: str = "administrator") -> redis.Redis:
+        login = {"username": "default" if user == "administrator" else user, "password": PASSWORDS[user]}
+        return redis.Redis(self.address(name), self._port, **login, protocol=2)
 
-    def _answers(self, name: str) -> bool:
+    def has_users(self, name: str) -> bool:
+        """Return whether a node takes the password of each user."""
+        return all(self._answers(name, user) for user in USERS)
+
+    def _answers(self, name: str, user: str = "administrator") -> bool:
         try:
-            with self._client(name) as client:
+            with self._client(name, user) as client:
                 return bool(client.ping())
         except redis.ConnectionError:
             return False
@@ -238,6 +290,7 @@ def test_the_profile_makes_a_cluster_that_outlives_new_addresses(tmp_path: Path)
             cluster.make()
             for name in NODES:
                 assert eventually(partial(cluster.is_whole, name)), cluster.nodes(name)
+                assert cluster.has_users(name)
             cluster.stop()
     finally:
         cluster.stop()

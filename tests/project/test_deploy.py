@@ -26,7 +26,7 @@ def test_the_commands_are_of_this_version_and_their_files_are_there(page: object
         for words in commands_in(block):
             check_parses(words)
         named = set(re.findall(r"\b(?:deploy|docker)/[\w./-]+", block))
-        made = {name for name in named if "/mine" in name or name == "docker/.env"}
+        made = {name for name in named if "/mine" in name or name in ("docker/.env", "docker/secrets")}
         assert all((ROOT / name).exists() for name in named - made), named
 
 
