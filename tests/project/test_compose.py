@@ -139,6 +139,17 @@ def test_each_command_of_kvps_has_the_options_of_this_version() -> None:
         check_parses([*each.get("entrypoint", ["kvps"])[1:], *each["command"]])
 
 
+def test_each_service_that_a_page_runs_gets_options_of_this_version() -> None:
+    """A service of kvps begins with its entry point, and what stands behind its name replaces its command."""
+    text = "".join((ROOT / name).read_text() for name in ("README.md", "docs/deploy.md", "docker/compose.yaml"))
+    runs = re.findall(r"compose\.yaml (?:--profile \w+ )?run ((?:-\S+ )*)(\w+) (.*)", text)
+    assert len(runs) == 6
+    for options, service, words in runs:
+        (kvps, *begin) = re.findall(r"--entrypoint=(\w+)", options) or SERVICES[service].get("entrypoint", ["kvps"])
+        assert kvps == "kvps"
+        check_parses([*begin, *words.split()])
+
+
 def _of_pod() -> list[str]:
     """The command of the server's pod in Kubernetes."""
     pods = (each["spec"].get("template") for each in rendered(ROOT / "deploy" / "kubernetes" / "base"))
