@@ -44,7 +44,16 @@ from kvps.connection.server_errors import (
 )
 from kvps.connection.server_info import EXPIRING_KEY, check_fit, greeting_as_info, policy_of, reply_limit
 from kvps.connection.slots import keys_of
-from kvps.connection.sockets import CONNECTION_CUT, ArrayPool, ClientRefused, Put, ReplyCut, Stored, connection_settings
+from kvps.connection.sockets import (
+    CONNECTION_CUT,
+    ArrayPool,
+    ClientRefused,
+    Put,
+    ReplyCut,
+    Stored,
+    Untrusted,
+    connection_settings,
+)
 from kvps.connection.urls import redacted
 from kvps.errors import KvpsError, NoServer, ServerError, ServerLost, ServerUnfit, counted
 from kvps.machine.fork import ProcessOwner
@@ -72,6 +81,7 @@ class Client(Queries):
     """A client of one server. May be used from several threads, but only in the process that made it: see `owner`."""
 
     is_cluster = False
+    _announced = False  # whether a cluster has named the server, and not the user
     small_bytes = 256 << 10  # arrays up to this size travel in one request with their command
 
     def __init__(
@@ -451,12 +461,12 @@ class Client(Queries):
             except CONNECTION_CUT as error:
                 retries = patient if self._may_answer(error) else hasty
                 if not retries.pause(partial(self._reason, error), isinstance(error, BusyLoadingError)):
-                    raise no_server(self.url, error) from None
+                    raise no_server(self.url, error, self._announced) from None
 
     def _may_answer(self, error: Exception) -> bool:
         """Return whether a server is surely there, which has not answered a first request."""
         if sentinel.is_watched(self.url):
-            return not isinstance(error, sentinel.NoMaster)
+            return not isinstance(error, (sentinel.NoMaster, Untrusted))
         silent = isinstance(error, RedisTimeoutError) and not str(error).startswith("Timeout connecting")
         return silent or isinstance(error, BusyLoadingError)
 

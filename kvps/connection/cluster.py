@@ -105,7 +105,7 @@ class ClusterClient(Client):
                 self._arrays.nodes.forget_map()
 
     def _on(self, node: Address, ask: Callable[[Client], _T]) -> _T:
-        with Client(at_node(self.url, node), min(_NODE_S, self._patience_s)) as client:
+        with _Master(at_node(self.url, node), min(_NODE_S, self._patience_s)) as client:
             return ask(client)
 
     def _scan(self, pattern: str) -> Iterator[str]:
@@ -148,6 +148,12 @@ class ClusterClient(Client):
 
 def _in_one_slot(keys: Iterable[str]) -> bool:
     return len({slot_of(key) for key in keys}) == 1
+
+
+class _Master(Client):
+    """A client of one master, at the address that the cluster says."""
+
+    _announced = True
 
 
 class _Node(Queries):

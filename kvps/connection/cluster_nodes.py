@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from redis.exceptions import ClusterDownError, MovedError, RedisError, ResponseError
 
-from kvps.connection.slots import Address, SlotMap, slot_of
+from kvps.connection.slots import NAMELESS, Address, SlotMap, slot_of
 from kvps.connection.sockets import CONNECTION_CUT, ArrayPool, connection_settings
 from kvps.connection.urls import at_node
 from kvps.errors import InvalidSetting
@@ -115,10 +115,12 @@ class ClusterNodes:
             raise
 
     def redirected(self, error: ResponseError, asked: Address) -> Address:
-        """Return where an error of the node `asked` sends its command."""
+        """Return where an error of the node `asked` sends its command. Raises ClusterDownError if it does not say."""
         host, port = error.node_addr  # type: ignore[attr-defined]
         if isinstance(error, MovedError):
             self.forget_map()
+        if host == NAMELESS:  # the next try asks for the map, which says its address too
+            raise ClusterDownError(f"the node at port {port} announces no name (cluster-announce-hostname)")
         return Address(host or asked.host, int(port))
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ def credentials(url: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         completed["password"] = read_password(file)
     if over_tls(url):
         _add_files(completed)
-        _check_files(completed)
+        tls_context(completed)
     return completed
 
 
@@ -83,8 +83,9 @@ def _add_files(settings: dict[str, Any]) -> None:
         settings |= {name: file for name, file in named.items() if file}
 
 
-def _check_files(settings: Mapping[str, Any]) -> None:
-    """Raise InvalidSetting for files that cannot be used. redis-py would find that in the middle of a command."""
+def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
+    """Return a context with the files that the settings name. Raises InvalidSetting for one that cannot be used:
+    redis-py would find that in the middle of a command."""
     authority, certificate, key = (settings.get(name) for name in _WHAT)
     for name, what in _WHAT.items():
         if name in settings:
@@ -96,8 +97,8 @@ def _check_files(settings: Mapping[str, Any]) -> None:
         raise InvalidSetting(f"{key} is the key of no client certificate: name that too (--tls-cert or {CERTIFICATE})")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        if authority:
-            context.load_verify_locations(authority)
+        if authority or settings.get("ssl_ca_path"):
+            context.load_verify_locations(authority, settings.get("ssl_ca_path"))
     except ssl.SSLError:
         raise InvalidSetting(f"{_WHAT['ssl_ca_certs']}, {authority}, holds no certificate in the PEM format") from None
     try:
@@ -110,3 +111,4 @@ def _check_files(settings: Mapping[str, Any]) -> None:
             f"{files} cannot be used as the client certificate: they must be one certificate and its own key, in the "
             f"PEM format, and not encrypted unless the URL has ssl_password"
         ) from None
+    return context

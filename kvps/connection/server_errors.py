@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from redis.exceptions import (
     AskError,
@@ -22,9 +23,10 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from kvps.connection.credentials import CA, CERTIFICATE, over_tls
+from kvps.connection import sentinel
+from kvps.connection.credentials import CA, CERTIFICATE, over_tls, tls_context
 from kvps.connection.replicas import NotReplicated
-from kvps.connection.sockets import CONNECTION_CUT, ClientRefused, ReplyCut, connection_settings
+from kvps.connection.sockets import CONNECTION_CUT, ClientRefused, ReplyCut, Untrusted, connection_settings
 from kvps.connection.urls import redacted
 from kvps.errors import (
     CorruptData,
@@ -36,6 +38,7 @@ from kvps.errors import (
     ServerUnfit,
     TooManyClients,
     shown,
+    some_of,
 )
 
 _UNKNOWN = re.compile(r"unknown command [`']?([\w|]+)|Unknown (?:Redis )?command called from")
@@ -54,6 +57,8 @@ def reason(error: RedisError) -> str:
         return "it takes no more clients"
     if isinstance(error, ReplyCut):
         return "it cuts replies off"
+    if isinstance(error, Untrusted):
+        return "it does not prove that it is this server"
     if isinstance(error, CONNECTION_CUT):
         return "all connections are in use" if _no_connection_left(error) else "no answer"
     return "its memory is full" if full(error) else f"it answers {shown(str(error))}"
@@ -72,10 +77,12 @@ def too_many_clients(url: str, allowed: int | None = None) -> TooManyClients:
     )
 
 
-def no_server(url: str, error: Exception) -> NoServer:
-    """Return the error that users get if a first connection fails."""
+def no_server(url: str, error: Exception, announced: bool = False) -> ServerError:
+    """Return the error that users get if a first connection fails. `announced`: to an address that a cluster named."""
     where, why = redacted(url), str(error)
     scheme, places = url.partition(":")[0], _places(url)
+    if isinstance(error, Untrusted) and "mismatch" in why and (names := _certified(error.place, url)):
+        return _misnamed(url, error.place[0], some_of(names), announced)
     if over_tls(url) and _speaks_plainly(places):
         return NoServer(f"what answers at {where} does not speak TLS: write {scheme.replace('rediss', 'redis')}://")
     if not over_tls(url) and not isinstance(error, RedisTimeoutError) and _speaks_tls(places):
@@ -93,6 +100,34 @@ def no_server(url: str, error: Exception) -> NoServer:
     if over_tls(url) and "ssl_certfile" not in connection_settings(url):
         advice += f"; if it asks for a client certificate, name one with --tls-cert ({CERTIFICATE})"
     return NoServer(f"no Redis server answers at {where} ({why}): {advice}")
+
+
+def _misnamed(url: str, host: str, names: str, announced: bool) -> ServerError:
+    """Return the error for a server whose certificate has other names than the one that it was reached by."""
+    where, fact = redacted(url), f"its certificate is for {names}, and not for {host}"
+    other = f"or give it a certificate for {host} too"
+    if announced:
+        return ServerUnfit(
+            f"{where} is where the cluster says that a node is, but {fact}: have each node announce the name of its "
+            f"certificate (cluster-announce-hostname NAME, cluster-preferred-endpoint-type hostname), {other}"
+        )
+    if sentinel.is_watched(url):
+        return ServerUnfit(
+            f"the Sentinels at {where} name the master {host}, but {fact}: have them know all servers by their names "
+            f"(resolve-hostnames yes, announce-hostnames yes, replica-announce-ip NAME), {other}"
+        )
+    return NoServer(f"{where} does not prove that it is this server: {fact}: write such a name in the URL, {other}")
+
+
+def _certified(place: tuple[str, int], url: str) -> Sequence[str]:
+    """Return the names and addresses that the certificate of a server is for; none if no authority proves it."""
+    context = tls_context(connection_settings(url))
+    context.load_default_certs()
+    context.check_hostname = False  # nothing is sent
+    with suppress(OSError), socket.create_connection(place, _PROBE_S) as plain, context.wrap_socket(plain) as proved:
+        certificate: dict[str, Any] = proved.getpeercert() or {}
+        return [name for _, name in certificate.get("subjectAltName", ())]
+    return []
 
 
 def _places(url: str) -> Sequence[tuple[str, int]]:

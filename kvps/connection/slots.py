@@ -14,6 +14,7 @@ _KEYLESS = frozenset(
     ["HELLO", "INFO", "PING", "TIME", "SCAN", "SCRIPT LOAD", "BGREWRITEAOF", "WAIT", "CLUSTER SLOTS", "MULTI", "EXEC"]
 )
 ASKING = ("ASKING",)
+NAMELESS = "?"  # the host of a node that is to announce a name (cluster-preferred-endpoint-type hostname), but has none
 _MANY_KEYS = frozenset(["EXISTS", "UNLINK", "DEL", "MGET", "TOUCH"])
 
 
@@ -50,7 +51,10 @@ class SlotMap:
         says none, and means the one it was asked at."""
 
         def address(node: Sequence[Any]) -> Address:
-            return Address(str(node[0] or asked.host), int(node[1]))
+            host, port, _, *facts = node
+            if host == NAMELESS:
+                host = dict(zip(facts[0][::2], facts[0][1::2], strict=True))["ip"]
+            return Address(str(host or asked.host), int(port))
 
         return cls(
             [

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -114,6 +115,14 @@ class ClientRefused(RedisConnectionError):
 
 class ClosedHere(RedisConnectionError):
     """This process has closed its connections."""
+
+
+class Untrusted(RedisConnectionError):
+    """The certificate of the server at `place` does not prove that it is the one that is meant."""
+
+    def __init__(self, error: Exception, place: tuple[str, int]) -> None:
+        super().__init__(str(error))
+        self.place = place
 
 
 class ReplyCut(RedisConnectionError):
@@ -256,6 +265,15 @@ class BulkTCP(_Bulk, Connection):
 
 class BulkTLS(_Bulk, SSLConnection):
     """A bulk connection over TLS."""
+
+    def connect(self) -> None:
+        """Like `_Bulk.connect`. Raises Untrusted too."""
+        try:
+            super().connect()
+        except RedisConnectionError as error:
+            if isinstance(error.__context__, ssl.SSLCertVerificationError):
+                raise Untrusted(error, (self.host, int(self.port))) from None
+            raise
 
 
 class BulkUnix(_Bulk, UnixDomainSocketConnection):

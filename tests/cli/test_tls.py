@@ -50,7 +50,7 @@ def test_what_is_refused(url: str, options: dict[str, str], folder: Path, comman
         given["--tls-ca"] = str(authority_file(folder, STRANGER))
         says = "does not prove that it is this server"
     elif wrong == "host name":
-        url, says = url.replace("localhost", "127.0.0.1"), "certificate is not valid for '127.0.0.1'"
+        url, says = url.replace("localhost", "127.0.0.1"), "its certificate is for localhost, and not for 127.0.0.1"
     else:
         del given["--tls-cert"], given["--tls-key"]
     assert says in refused(command[0], *_words(url, given), *command[1:], code=1)

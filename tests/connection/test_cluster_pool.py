@@ -98,6 +98,29 @@ def test_a_slot_that_was_moved_is_found(
     assert client._arrays.nodes.master(KEYS[0]).port == apart[1].port, "the map was asked anew"
 
 
+@pytest.fixture
+def nameless(cluster: Cluster) -> Iterator[None]:
+    """Nodes that are to announce their names, and have none: they say "?"."""
+    if not cluster.nodes[0].ask("CONFIG GET", "cluster-preferred-endpoint-type"):
+        pytest.skip("this server announces addresses alone")
+    for kind in ("hostname", "ip"):
+        for node in cluster.nodes:
+            node.ask("CONFIG SET", "cluster-preferred-endpoint-type", kind)
+        if kind == "hostname":
+            yield
+
+
+@pytest.mark.parametrize("call", ["commands", "getting", "putting"])
+def test_nodes_without_a_name_are_reached_at_their_addresses(
+    nameless: None, cluster: Cluster, client: ClusterClient, apart: tuple[int, ClusterNode], call: str
+) -> None:
+    after, run = CALLS[call]
+    cluster.migrate(*apart)
+    run(client)
+    with cluster.migrating(slot_of(KEYS[0]), cluster.other_than(apart[1])):
+        assert _read(client, [*KEYS, OTHER]) == [{after}] * 3
+
+
 @pytest.mark.parametrize("call", ["get", "getting", "put", "putting", "put_once"])
 def test_keys_on_both_sides_of_a_move_are_found(
     cluster: Cluster, client: ClusterClient, apart: tuple[int, ClusterNode], call: str

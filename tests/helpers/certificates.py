@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,12 +38,18 @@ def tls_program() -> str:
     return program_on_path("redis-server", "valkey-server")
 
 
+def tls_options(port: int, files: Sequence[Path], clients: str = "no") -> list[str]:
+    """Return the options of a server that speaks TLS alone, with the files of a certificate, its key and its authority.
+    `clients`: whether these need a certificate too."""
+    named = zip(("cert", "key", "ca-cert"), map(str, files), strict=True)
+    given = [word for name, file in named for word in (f"--tls-{name}-file", file)]
+    return ["--port", "0", "--tls-port", str(port), "--tls-replication", "yes", "--tls-auth-clients", clients, *given]
+
+
 @contextmanager
 def tls_server(folder: Path, expired: bool = False) -> Iterator[str]:
     """Start a server as "localhost" that admits clients with a certificate of AUTHORITY. Yield its URL."""
-    certificate, key = issued(folder, "localhost", expired)
-    files = ["--tls-cert-file", str(certificate), "--tls-key-file", str(key)]
-    files += ["--tls-ca-cert-file", str(authority_file(folder)), "--tls-auth-clients", "yes"]
+    files = (*issued(folder, "localhost", expired), authority_file(folder))
     port = free_port()
-    with running_server("--tls-port", str(port), *files, program=tls_program()):
+    with running_server(*tls_options(port, files, "yes"), program=tls_program()):
         yield f"rediss://localhost:{port}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from helpers.certificates import tls_options, tls_program
 from helpers.servers import ServerProcess, private_directory
 from helpers.waiting import eventually
 
@@ -36,10 +37,14 @@ class ClusterNode(ServerProcess):
         return bool(self.ask("INFO", "replication")["role"] == "master")
 
 
-def cluster_node(parent: Path, port: int, *arguments: str) -> ClusterNode:
+def cluster_node(parent: Path, port: int, *arguments: str, certificate: Sequence[Path] = ()) -> ClusterNode:
     """Return a node in a new folder, which is in no cluster yet."""
-    given = ("--save", "", "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *arguments)
-    return ClusterNode.on_port(parent, *given, port=port)
+    given = ["--save", "", "--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", *arguments]
+    if not certificate:
+        return ClusterNode.on_port(parent, *given, port=port)
+    given += [*tls_options(port, certificate), "--tls-cluster", "yes"]
+    login: dict[str, Any] = {"program": tls_program(), "ssl": True, "ssl_cert_reqs": "none"}
+    return ClusterNode.on_port(parent, *given, port=port, **login)
 
 
 class Cluster:
@@ -152,12 +157,18 @@ def node_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running_cluster(*arguments: str, masters: int = 3, replicas: int = 3) -> Iterator[Cluster]:
-    """Start a cluster, and end it with all its nodes. `arguments` are each server's."""
+def running_cluster(
+    *arguments: str, masters: int = 3, replicas: int = 3, certificate: Sequence[Path] = ()
+) -> Iterator[Cluster]:
+    """Start a cluster, and end it with all its nodes. `arguments` are each server's.
+
+    With `certificate`, the files of one, of its key and of its authority, all of them speak TLS only.
+    """
     with private_directory() as folder, ExitStack() as stack:
         given = ["--cluster-node-timeout", "1500", "--repl-diskless-sync-delay", "0", *arguments]
         ports = node_ports(masters + replicas)
-        nodes = [stack.enter_context(cluster_node(folder, port, *given)) for port in ports]
+        begun = [cluster_node(folder, port, *given, certificate=certificate) for port in ports]
+        nodes = [stack.enter_context(node) for node in begun]
         for number, node in enumerate(nodes):
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
             if number:

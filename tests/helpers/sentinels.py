@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
-from helpers.certificates import tls_program
+from helpers.certificates import tls_options, tls_program
 from helpers.servers import ServerProcess, free_port, private_directory
 from helpers.waiting import eventually
 
@@ -105,7 +105,7 @@ def watched_servers(
 ) -> Iterator[Watched]:
     """Start a master, its replicas and three Sentinels, and end them all. `arguments` are each server's.
 
-    With `certificate`, the files of one for 127.0.0.1, of its key and of its authority, all of them speak TLS only.
+    With `certificate`, the files of one, of its key and of its authority, all of them speak TLS only.
     """
     program = tls_program() if certificate else ""
     with private_directory() as folder, ExitStack() as stack:
@@ -116,10 +116,7 @@ def watched_servers(
             login: dict[str, Any] = {"password": secret} if secret else {}
             whole = [*command, "--requirepass", secret] if secret else list(command)
             if certificate:
-                whole += ["--port", "0", "--tls-port", str(port)]
-                whole += ["--tls-replication", "yes", "--tls-auth-clients", "no"]
-                for name, file in zip(("cert", "key", "ca-cert"), certificate, strict=True):
-                    whole += [f"--tls-{name}-file", str(file)]
+                whole += tls_options(port, certificate)
                 login |= {"ssl": True, "ssl_cert_reqs": "none"}
             return stack.enter_context(ServerProcess.on_port(folder, *whole, port=port, program=program, **login))
 
