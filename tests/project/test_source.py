@@ -69,6 +69,7 @@ WRITES = {  # who makes files or directories: which
     "kvps/transport/memory_identity.py": "the identity of shared memory",
     "kvps/transport/shared_memory.py": "segments",
     "monitor/kvps_monitor/loggers/csv_file.py": "the table that --log csv:PATH names",
+    "monitor/kvps_monitor/loggers/event_file.py": "the curves that --log tensorboard:DIR names",
     "workers/kvps_workers/training_loop.py": "acknowledgements, for --kill-every",
 }
 JOINS = {  # where a path is joined to a name that the source does not say: why it stays in its directory
@@ -82,6 +83,7 @@ JOINS = {  # where a path is joined to a name that the source does not say: why 
     "kvps/machine/process.py: _start_time": "a number",
     "kvps/machine/process.py: catches": "a number",
     "workers/kvps_workers/digits.py: _forward": "no path: numbers",
+    "monitor/kvps_monitor/loggers/event_file.py: EventFile.__init__": "a job's keys have checked its name",
     "monitor/kvps_monitor/loggers/targets.py: Target.open": "a job's keys have checked its name",
     "kvps/transport/host_copy.py: HostCopy._mapped": "numbers, below /proc",
     "kvps/transport/shared_memory.py: folder_of": "a digest in hexadecimal digits",

@@ -39,7 +39,7 @@ LATE_IMPORTS = {  # file: why it imports inside a function
     "cli/kvps_cli/look/metrics.py": "prometheus-client is an extra",
     "cli/kvps_cli/look/dashboard.py": "Starlette and uvicorn are an extra",
     "cli/kvps_cli/train/worker.py": "RQ takes its time to load",
-    "monitor/kvps_monitor/loggers/event_file.py": "tensorboardX is an extra",
+    "monitor/kvps_monitor/loggers/event_file.py": "TensorBoard's libraries are extras",
     "monitor/kvps_monitor/loggers/wandb_run.py": "the user installs wandb",
     "cli/kvps_cli/look/top.py": "Textual is an extra",
     "cli/kvps_cli/look/timeline.py": "perfetto and matplotlib are an extra",
@@ -63,6 +63,7 @@ WALL_CLOCK = {  # who reads this machine's date and time: why, as clocks of host
     "cli/kvps_cli/serve/doctor.py": "how far it is from the server's, for people",
     "kvps/history/checkpoint.py": "when a file was saved, for people",
     "kvps/transport/locked_file.py": "how old a file of this host is",
+    "monitor/kvps_monitor/loggers/event_file.py": "when a file was begun: TensorBoard reads files by their names",
     "workers/kvps_workers/queue/queue.py": "when a task began, for RQ's own commands",
 }
 

@@ -1,4 +1,4 @@
-"""Rows as scalars of TensorBoard, in event files that tensorboardX writes. Each process begins a file of its own.
+"""Rows as scalars of TensorBoard, in event files. Each process begins a file of its own.
 
     DIR/events.out.tfevents.<time>.<host>.kvps+<job>.<id>+<nonce>
 
@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvps.errors import InvalidSetting
-from kvps.machine.files import make_directory
+from kvps.machine.files import make_directory, private
 from kvps.parsing import NAME
 from kvps_monitor.loggers.lineage import Lineage
 from kvps_monitor.loggers.logger import Logger
@@ -26,6 +28,7 @@ _ID = "[0-9a-f]{8}"
 # No name has a +. Names had no dots either when dots were around the mark, as they still are in older files.
 _OURS = re.compile(rf".*\.kvps(?:\+({NAME.pattern}\.{_ID})\+|\.([A-Za-z0-9_-]+\.{_ID})\.){_ID}", re.ASCII)
 _MOST_RECORD = 1 << 24
+_BEGIN = "events.out.tfevents."
 
 
 class EventFile(Logger):
@@ -33,33 +36,36 @@ class EventFile(Logger):
 
     def __init__(self, directory: Path, lineage: Lineage) -> None:
         """Begin a file. Raises InvalidSetting for a directory of another job, or that cannot be written."""
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto import event_pb2, summary_pb2
-
         super().__init__(str(directory))
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._event, self._summary, self._checksum = _library()
         self._directory = directory
         self.last, purged = self._continued(lineage)
         with self._told_as(InvalidSetting):
             make_directory(directory)
-            prefix = str(directory.resolve() / "events")
-            self._writer = EventsWriter(prefix, f".kvps+{lineage.mark}+{secrets.token_hex(4)}")
-            os.chmod(self._writer._file_name, 0o600)
+            name = f"{_BEGIN}{time.time():.0f}.{socket.gethostname()}.kvps+{lineage.mark}+{secrets.token_hex(4)}"
+            self._file = open(directory.resolve() / name, "xb", opener=private)  # noqa: SIM115
+            self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
             if purged:  # readers then leave out what was trained after the checkpoint, and lost
                 session = self._event(wall_time=0.0, step=self.last + 1)
                 session.session_log.status = session.session_log.START
-                self._writer.write_event(session)
+                self._add(session)
 
     def _write(self, rows: Sequence[Row]) -> None:
         """Append rows, and hand them to the disk. Readers sort evaluations, each at the step of its version."""
         for row in rows:
             values = [self._summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
-            event = self._event(wall_time=row.at_ms / 1000, step=row.version, summary=self._summary(value=values))
-            self._writer.write_event(event)
-        self._writer.flush()
+            self._add(self._event(wall_time=row.at_ms / 1000, step=row.version, summary=self._summary(value=values)))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _add(self, event: Any) -> None:
+        """Append a record, see `records`."""
+        data: bytes = event.SerializeToString()
+        for part in (len(data).to_bytes(8, "little"), data):
+            self._file.write(part + self._checksum(part).to_bytes(4, "little"))
 
     def _close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
     def _continued(self, lineage: Lineage) -> tuple[int, bool]:
         """Return the last version whose row stays, and whether rows after it are there."""
@@ -93,6 +99,18 @@ class EventFile(Logger):
                 yield event
 
 
+def _library() -> tuple[Any, Any, Callable[[bytes], int]]:
+    """Return the messages Event and Summary, and the checksum of records: tensorboardX's, or those of TensorBoard, with
+    which PyTorch's SummaryWriter writes."""
+    try:
+        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.record_writer import masked_crc32c
+    except ImportError:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import masked_crc32c
+    return event_pb2.Event, summary_pb2.Summary, masked_crc32c
+
+
 def records(data: bytes) -> Iterator[bytes]:
     """Yield the whole records of an event file."""
     at = 0
@@ -106,7 +124,7 @@ def records(data: bytes) -> Iterator[bytes]:
 
 def files_in(directory: Path) -> list[tuple[Path, str]]:
     """Return the event files of kvps in a directory, each with the mark of its job."""
-    found = sorted(directory.glob("events.out.tfevents.*")) if directory.is_dir() else []
+    found = sorted(directory.glob(f"{_BEGIN}*")) if directory.is_dir() else []
     return [(path, match[1] or match[2]) for path in found if (match := _OURS.fullmatch(path.name))]
 
 

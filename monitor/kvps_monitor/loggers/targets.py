@@ -18,7 +18,7 @@ from kvps_monitor.loggers.wandb_run import WandbRun
 
 RUNS = Path("runs")
 """Where a job's directory is if the user names none, as TensorBoard's users expect."""
-_LIBRARIES = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+_LIBRARIES = {"tensorboard": ("tensorboardX", "tensorboard"), "wandb": ("wandb",)}
 _INSTALL = {"tensorboard": install("tensorboard"), "wandb": "pip install wandb"}
 
 
@@ -41,8 +41,8 @@ class Target(NamedTuple):
             raise InvalidSetting(
                 f"wandb takes no path: WANDB_PROJECT and WANDB_DIR are in the environment, not {text!r}"
             )
-        if kind in _LIBRARIES and not importlib.util.find_spec(_LIBRARIES[kind]):
-            raise InvalidSetting(f"--log {kind} needs {_LIBRARIES[kind]}: {_INSTALL[kind]}")
+        if kind in _LIBRARIES and not any(map(_is_installed, _LIBRARIES[kind])):
+            raise InvalidSetting(f"--log {kind} needs {' or '.join(_LIBRARIES[kind])}: {_INSTALL[kind]}")
         return cls(kind, Path(path) if path else None)
 
     def of(self, which: str) -> Target:
@@ -83,3 +83,8 @@ class Target(NamedTuple):
             return run, f"training curves: {run.place}"
         directory = self.path or free_directory(RUNS / job.name, lineage)
         return EventFile(directory, lineage), f"training curves: tensorboard --logdir {directory}"
+
+
+def _is_installed(library: str) -> bool:
+    spec = importlib.util.find_spec(library)
+    return bool(spec and spec.origin)  # a folder of that name, as one of logs, has none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from kvps.errors import InvalidSetting
 JOB = Lineage("j.00000001", 0, "")
 RESTORED = Lineage("j.00000002", 3, "j.00000001")
 ANOTHER = Lineage("j.00000003", 0, "")
+
+
+@pytest.fixture(params=["tensorboardX", "tensorboard"], autouse=True)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library whose messages are written; what is there is read by tensorboardX."""
+    if request.param == "tensorboard":
+        pytest.importorskip("tensorboard.summary.writer.record_writer")
+        monkeypatch.setitem(sys.modules, "tensorboardX.record_writer", None)
 
 
 def row(version: int) -> Row:
@@ -43,7 +52,7 @@ def test_each_figure_is_a_scalar_of_its_version(tmp_path: Path) -> None:
     written(tmp_path, 1, 2)
     assert shown(tmp_path) == [(1, "loss", 1.0), (1, "staleness/w0", 1.0), (2, "loss", 0.5), (2, "staleness/w0", 0.0)]
     ((path, mark),) = files_in(tmp_path)
-    assert mark == "j.00000001"
+    assert (mark, path.stat().st_mode & 0o777) == ("j.00000001", 0o600)
     head, *rest = events(path)
     assert head.file_version == "brain.Event:2"
     assert [event.wall_time for event in rest] == [1.5, 3.0]
