@@ -39,4 +39,5 @@ def create(
     connect.announce(created, quiet)
     if not quiet:
         waits = counted(config.workers, "worker")
-        say(f"it waits for {waits}, and for an aggregator: {connect.start_of(created)}; kvps aggregator start")
+        # An aggregator of every job leaves no trace before it has one, so nobody knows here whether one runs.
+        say(f"it waits for {waits}: {connect.start_of(created)}; and for kvps aggregator start, if none runs")

@@ -22,7 +22,9 @@ def test_the_parts_by_hand_in_the_unlikeliest_order(home: Path, start: Any) -> N
     first.until("waiting for a job")
     second = start("worker")
     second.until("waiting for a job")
-    assert kvps_run("create", "digits", "--job", "mine", "--workers", "2", *TINY).returncode == 0
+    created = kvps_run("create", "digits", "--job", "mine", "--workers", "2", *TINY)
+    assert created.returncode == 0
+    assert "waits for 2 workers: kvps worker --job mine; and for kvps aggregator start, if none runs" in created.stderr
     assert eventually(lambda: len(private_store().job("mine").state().members) == 2)
     status = kvps_run("status", "mine")
     assert "waits for an aggregator" in status.stdout
