@@ -22,6 +22,7 @@ from kvps.parsing import json_of
 
 def say(message: str) -> None:
     """Print one message for people, without delay."""
+    leave_lost_terminal()
     print(printable(message), file=sys.stderr, flush=True)
 
 
@@ -57,8 +58,8 @@ def surviving_its_reader(survives: bool) -> Iterator[None]:
 
 
 def leave_lost_terminal() -> None:
-    """Print nowhere what would go to a terminal that has hung up: each write would fail, and end what is to be ended in
-    order."""
+    """Print nowhere what would go to a terminal that has hung up: each write would fail, and end what is to end in
+    order, or under nohup at its own end."""
     for stream in (1, 2):
         with suppress(OSError):  # it is closed
             if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):

@@ -46,7 +46,7 @@ class Terminal:
         return self.process.wait(_END_S)
 
     def vanish(self) -> int:
-        """Close the terminal, as when its window is closed under `nohup`. Return the command's exit code."""
+        """Close the terminal, as when its window is closed. Return the command's exit code."""
         os.close(self._screen)
         self._screen = -1
         return self.process.wait(_END_S)

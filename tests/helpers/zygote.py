@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import traceback
 import types
@@ -265,6 +266,8 @@ def _become(request: _Request, fds: list[int], end: socket.socket) -> NoReturn:
         for fd, number in zip(given, request.streams, strict=True):
             os.dup2(fd, number)
             os.close(fd)
+        if request.session and os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # who leads a session on a terminal hears when that is gone
         _take_on(request)
         os.write(ready, str(os.getpid()).encode())
         os.close(ready)

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from helpers.arrays import assert_same_bits
-from helpers.commands import kvps_run, private_store, refused
+from helpers.commands import KVPS, LONG_UP, TINY, kvps_run, private_store, refused
 from helpers.harness import ends_of_units, gradient, model
+from helpers.terminals import on_a_terminal
 from helpers.waiting import eventually, processes_of
 
 import kvps
@@ -279,3 +280,24 @@ def test_what_cannot_be_resumed_is_refused_in_one_line(lasting: kvps.Store, here
     assert lines[-1].startswith("kvps: error: job 'static' exists: go on with it (kvps run --resume, "), (
         "before kvps rm"
     )
+
+
+# -- a terminal that vanishes -------------------------------------------------------------------------------------
+
+ENDS = {
+    "a run that can be resumed": (line("static"), os.EX_TEMPFAIL),
+    "a run that cannot": (["up", "digits", *LONG_UP], 128 + signal.SIGHUP),
+    "one that ignores SIGHUP": (["up", "digits", *TINY, "--report", "report.json"], 0),
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_terminal_vanishes(here: Path, kind: str) -> None:
+    command, code = ENDS[kind]
+    ignoring = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]  # nohup would send its output to a file
+    with on_a_terminal([*([] if code else ignoring), *KVPS, *command]) as terminal:
+        terminal.until("waiting")
+        assert terminal.vanish() == code
+    if code == os.EX_TEMPFAIL:
+        assert len(set(last("static").clock.values())) <= 1, "all copies have ended the same round"
+    assert (here / "report.json").exists() == (code == 0), "it has trained to its end"
