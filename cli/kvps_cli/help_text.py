@@ -59,6 +59,10 @@ class Group(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "rich_markup_mode": None})
 
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        """Return the names of --help, which leaves out nothing here."""
+        return [*super().get_help_option_names(ctx), "--help-all"]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options and the commands."""
         _write(formatter, _rows(ctx, self.get_params(ctx)))

@@ -80,6 +80,7 @@ def test_a_group_shows_the_first_sentence_of_each_command(group: str, shown: Sho
     rows = re.findall(r"^  (\w+) +([A-Z].*)", shown(group), re.MULTILINE)
     assert [f"{group} {name}".strip() for name, _ in rows] == [w for w in ALL if w.rpartition(" ")[0] == group]
     assert "..." not in "".join(sentence for _, sentence in rows)
+    assert shown(group, "--help-all") == shown(group)
 
 
 def test_an_option_behind_the_program_of_kvps_run_is_the_programs() -> None:
