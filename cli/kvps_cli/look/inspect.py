@@ -11,7 +11,7 @@ import typer
 
 from kvps.arrays.layout import Array, Parameter
 from kvps.arrays.summary import Bin, distance, histogram, summary
-from kvps.errors import InvalidSetting, counted
+from kvps.errors import InvalidSetting, counted, some_of
 from kvps.job import Job
 from kvps.parsing import names_like
 from kvps.protocol.plan import Contribution
@@ -109,8 +109,8 @@ def _print(
     version: int, rows: Sequence[Mapping[str, Any]], bins: Mapping[str, Sequence[Bin]], waiting: list[Contribution]
 ) -> None:
     console = plain_console()
-    names = f": {', '.join(f'{c.worker} round {c.round}' for c in waiting)}" if waiting else ""
-    console.print(f"version {version}  {counted(len(waiting), 'contribution')} waiting{names}")
+    names = f": {some_of([f'{c.worker} round {c.round:,}' for c in waiting])}" if waiting else ""
+    console.print(f"version {version:,}  {counted(len(waiting), 'contribution')} waiting{names}")
     print_rows(_COLUMNS, map(_row, rows))
     for histogram_ in bins.values():
         most = max((b.items for b in histogram_), default=1)

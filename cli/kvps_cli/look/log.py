@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +26,7 @@ from kvps_cli.output import print_json, say, start_log
 _POLL_S = 0.5
 _OLDER = "the aggregator moved them to its --checkpoints DIR, or had none and deleted them"
 _KIND = 9  # columns, as wide as the longest word
+_WORDS_AT = len(f"2026-01-31 23:59:59.999  {'commit':{_KIND}}  ")
 
 Facts = Mapping[str, Any]
 
@@ -88,7 +92,15 @@ def _print(events: Iterable[Event], as_json: bool) -> None:
         if as_json:
             print_json(event_json(event))
         else:
-            print(printable(_line(event)), flush=True)
+            print(_folded(printable(_line(event))), flush=True)
+
+
+def _folded(line: str) -> str:
+    """Return a line for stdout. What a terminal has no room for goes on below the words, which a terminal would cut."""
+    if not sys.stdout.isatty():
+        return line
+    width = get_terminal_size().columns
+    return textwrap.fill(line, width, subsequent_indent=" " * min(_WORDS_AT, width // 2), break_on_hyphens=False)
 
 
 def _line(event: Event) -> str:

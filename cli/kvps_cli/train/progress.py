@@ -116,7 +116,7 @@ class Display:
         )
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("worker", "clock", "", "loss", "waiting", "state"):
-            table.add_column(name, justify="right" if name in ("clock", "loss", "waiting") else "left")
+            table.add_column(name, no_wrap=True, justify="right" if name in ("clock", "loss", "waiting") else "left")
         rounds = 0 if c.units else c.metadata.rounds
         for w in view.workers:
             table.add_row(
@@ -129,7 +129,8 @@ class Display:
                 f"{w.shares.get(WAIT, 0.0):.0%}",
                 palette.doing(w),
             )
-        bars = [Text.from_ansi(coloured(f"{name}: {bar}"), no_wrap=True) for name, bar in self.bars.items()]
+        cut: dict[str, Any] = {"no_wrap": True, "overflow": "ellipsis"}
+        bars = [Text.from_ansi(coloured(f"{name}: {bar}"), **cut) for name, bar in self.bars.items()]
         if not c.units:
             return Group(title, table, *bars)
         done = Table.grid(padding=(0, 2))

@@ -193,15 +193,16 @@ def header(view: JobView, width: int) -> list[Text]:
     at_work = sum(w.state in WORKING for w in view.workers)
     rate = figures.per_second(view.commits_per_s)
     second = [f"version {view.version:,}", f"{rate} versions/s", f"backlog {view.backlog:,}"]
-    second.append(f"workers {palette.present(view.state, at_work, view.expected_workers)}")
+    workers = palette.present(view.state, at_work, view.expected_workers)
+    second += [f"workers {workers}", f"loss {figures.loss(view.loss)}"]
     memory = f"Redis {figures.size(view.memory)}"
     memory += f" of {figures.size(view.memory_limit)}" if view.memory_limit else ""
-    third = [memory, f"model {figures.size(view.model_bytes)}", f"loss {figures.loss(view.loss)}"]
+    third = [memory, f"model {figures.size(view.model_bytes)}"]  # what a narrow terminal cuts comes last
     if view.units:
         third.insert(0, view.units_text)
         left = view.units_done < view.units
         if not left or view.eta_s is not None:
-            third.insert(1, f"{figures.duration(view.eta_s)} left" if left else "all done")
+            third.insert(0, f"{figures.duration(view.eta_s)} left" if left else "all done")
     lines = [first, _text("  ".join(second)), _text("  ".join(third))]
     lines += [_text(view.evaluation_text)] if view.evaluation else []
     for line in lines:

@@ -44,3 +44,15 @@ def test_the_line_of_many_workers_is_no_longer_than_that_of_a_few(store: Store) 
     line = Display(job, quiet=True).line()
     assert "clock 0 to 0 of 12 workers  loss" in line
     assert len(line) < 100
+
+
+def test_a_worker_and_a_bar_of_its_own_have_a_row_each_on_a_narrow_terminal(store: Store) -> None:
+    job = store.create_job("j", model(), workers=2, rounds=5)
+    with job.join("w0"), job.join("w1"):
+        display = Display(job, quiet=True)
+        display.bars = {"w0": "#" * 99}
+        console = Console(width=60, record=True, force_terminal=True, file=io.StringIO())
+        console.print(display.render())
+    *_, first, second, own = (line.rstrip() for line in console.export_text().splitlines())
+    assert (first[:2], second[:2], own[:5]) == ("w0", "w1", "w0: #")
+    assert first[-1] == own[-1] == "…", "what is cut has a sign"

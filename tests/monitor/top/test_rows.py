@@ -110,16 +110,19 @@ def test_workers_that_are_as_fast_keep_their_places() -> None:
 def test_the_lines_above_tell_the_job() -> None:
     first, second, third = (line.plain for line in rows.header(job([worker("w0")]), 80))
     assert first == "digits  runs  SSP(2)  digits  adam(lr=0.1)"
-    assert second == "version 1,234  12.3 versions/s  backlog 7  workers 1 of 3"
-    assert third == "Redis 12.3 MB  model 400 kB  loss 0.2500"
+    assert second == "version 1,234  12.3 versions/s  backlog 7  workers 1 of 3  loss 0.2500"
+    assert third == "Redis 12.3 MB  model 400 kB"
     evaluated = Evaluation(1200, {"loss": 0.25, "n": math.nan}, "evaluator\x1b[2J", 5)
     assert rows.header(job([], evaluation=evaluated), 80)[3].plain == (
         r"evaluation of version 1,200: loss 0.25, n nan, by evaluator\x1b[2J"
     )
     counted = rows.header(job([], units=300, units_done=120, eta_s=75.0, memory_limit=10**9), 80)[2].plain
-    assert counted == "units 120 of 300 (40%)  75 s left  Redis 12.3 MB of 1.00 GB  model 400 kB  loss…"
+    assert counted == "75 s left  units 120 of 300 (40%)  Redis 12.3 MB of 1.00 GB  model 400 kB"
     in_rounds = {"units": 300, "units_done": 120, "rounds": 50, "backups": 3, "version": 20}
     assert "units 120 of 300 (40%)  round 21 of 50  3 backup tasks" in rows.header(job([], **in_rounds), 120)[2].plain
+    narrow = rows.header(job([], units=180_000, units_done=10_914, rounds=32_000, backups=168, eta_s=75.0), 80)
+    assert "loss 0.2500" in narrow[1].plain
+    assert narrow[2].plain.startswith("75 s left  units 10,914 of 180,000 (6%)")
     assert "all done" in rows.header(job([], units=3, units_done=3), 80)[2].plain
 
 
