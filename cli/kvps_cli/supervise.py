@@ -24,7 +24,6 @@ from kvps.protocol.answers import ServerRestarted
 from kvps.protocol.job_state import Member, State
 from kvps.store import Store
 from kvps_cli.child import SUSPENDED, Child, Line, signal_group
-from kvps_cli.output import leave_lost_terminal
 
 log = logging.getLogger("kvps.supervise")
 
@@ -158,9 +157,7 @@ class Supervisor:
         The other processes need not wait for a timeout, because this one knows for sure that its child is dead.
         Raises KvpsError for a child that ends so again and again before anything is committed.
         """
-        has_died = self._died.wait(timeout_s)
-        leave_lost_terminal()  # what is drawn next would fail
-        if has_died:
+        if self._died.wait(timeout_s):
             self._died.clear()
             ended = [child for child in self.children.values() if child.code is not None]
             # Looked up after the ends: a quick child may have made a job and finished. A copy that was killed while all

@@ -29,7 +29,7 @@ from kvps.protocol.job_state import State
 from kvps.protocol.phases import WAIT
 from kvps_cli.child import Child, Line
 from kvps_cli.long_work import duration
-from kvps_cli.output import loss_text, surviving_its_reader
+from kvps_cli.output import leave_lost_terminal, loss_text, surviving_its_reader
 from kvps_cli.supervise import Supervisor
 from kvps_cli.train.scale import Copies
 
@@ -248,7 +248,8 @@ def _follow(supervisor: Supervisor, followed: Callable[[], Sequence[Followed]], 
 
 
 def relay(lines: Sequence[Line]) -> None:
-    """Print the lines of children: results to stdout, all else to stderr."""
+    """Print the lines of children: results to stdout, all else to stderr; nowhere once their terminal is gone."""
+    leave_lost_terminal()
     for line in lines:
         print(coloured(line.text), file=sys.stdout if line.result else sys.stderr, flush=True)
 
