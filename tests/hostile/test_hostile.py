@@ -15,14 +15,17 @@ from hostile.scene import SCENES, GaveUp, scene
 pytestmark = pytest.mark.usefixtures("forked")
 
 
+def _said(module: str, *options: str, code: int = 0) -> str:
+    """Return what a program prints that ends with this code. It is a process of its own, and spoils it."""
+    command = [sys.executable, "-m", module, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == code, done.stdout[-10_000:] + done.stderr[-10_000:]
+    return done.stdout
+
+
 def _fuzz(mutations: int, processes: int) -> None:
-    """Run mutations in processes of their own: they limit their memory, and end readers with a signal."""
     options = ["--mutations", str(mutations), "--processes", str(processes), "--seed", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "hostile", *options], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-10_000:]
-    assert f"{mutations} mutations" in done.stdout
+    assert f"{mutations} mutations" in _said("hostile", *options)
 
 
 def test_readers_refuse_what_a_hostile_writer_wrote() -> None:
@@ -52,9 +55,16 @@ def test_what_nobody_has_changed_can_be_read(server_url: str, tmp_path: Path, na
         assert not found.changed(before, found.digest())
 
 
+_ONCE = ("--minutes", "0", "--turn", "5")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--minutes", "0.1", "--turn", "5"], ["--full"]])
-def test_honest_jobs_train_with_the_same_bits_beside_a_hostile_one(options: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "hostile.beside", *options], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr[-5_000:]
-    assert "are those of a plain loop, bit for bit" in done.stdout
+@pytest.mark.parametrize("options", [(*_ONCE, "--least", "0"), ("--full",)])
+def test_honest_jobs_train_with_the_same_bits_beside_a_hostile_one(options: tuple[str, ...]) -> None:
+    assert "are those of a plain loop, bit for bit" in _said("hostile.beside", *options)
+
+
+@pytest.mark.slow
+def test_honest_jobs_that_are_slowed_down_are_seen() -> None:
+    """A busy machine takes time from all turns; this client takes it in its own."""
+    assert "that is less than 0.9" in _said("hostile.beside", *_ONCE, "--control", code=1)
