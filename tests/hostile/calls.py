@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import redis
 from helpers.servers import running_server
+from kvps_workers.queue.queue import SCRIPTS as QUEUE_SCRIPTS
 
 import kvps
 from kvps.protocol.scripts import SCRIPTS
 
 MOST_WORKERS, MOST_SHARDS = 4_096, 1_000
+LONG_MS = 100  # of one call of a script
+LONGEST_MS = 1_000  # the same on a machine that is busy with others, where it takes ten times as long
 _SLOW_US = 2_000  # what is noted at all
 _KEPT = 4_096
-_NAMES = {script.sha.encode(): name for name, script in SCRIPTS.items()}
+_NAMES = {script.sha.encode(): name for name, script in [*SCRIPTS.items(), *QUEUE_SCRIPTS.items()]}
 _ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
 
 
@@ -39,15 +42,18 @@ class SlowCalls:
 
     def longest(self) -> Call:
         """Return the longest one."""
+        return max(self.all(), default=Call())
+
+    def all(self) -> list[Call]:
+        """Return them."""
         entries = self._raw.slowlog_get(_KEPT)
         if entries:
             self._raw.slowlog_reset()
-        calls = [
+        return [
             Call(entry["duration"] / 1000, _NAMES.get(words[1], "of a test"))
             for entry in entries
             if len(words := entry["command"].split(b" ", 2)) > 1 and words[0].upper() == b"EVALSHA"
         ]
-        return max(calls, default=Call())
 
 
 def honest() -> dict[str, Call]:

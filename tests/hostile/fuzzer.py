@@ -20,7 +20,7 @@ import redis
 from helpers.paths import ROOT
 from helpers.servers import running_server
 
-from hostile.calls import Call, SlowCalls
+from hostile.calls import LONGEST_MS, Call, SlowCalls
 from hostile.mutations import Mutation, file_mutation_of, mutation_of
 from hostile.readers import READERS, Reader, hurry
 from hostile.scene import NEIGHBOUR, NEIGHBOURS_KEYS, SCENES, GaveUp, HurriedClient, Scene, scene
@@ -31,7 +31,6 @@ from kvps.protocol.keys import JOBS
 _IN_ONE_SCENE = 50  # mutations in a row
 _SPACE = 4 << 30  # bytes of address space beyond those at the start
 _IDLE = 20  # times as long may it take as it may work
-_LONGEST_MS = 1_000  # of one call of a script: a machine that is busy with others takes ten times as long
 _GROWTH = 64 << 20  # bytes that one reader may add to the peak, besides twice the scene's size
 
 
@@ -165,7 +164,7 @@ class _Trial:
     def judge(self, call: Call) -> None:
         """Note the longest call of a script. Meanwhile the server served no other job."""
         self.tally.longest = max(self.tally.longest, (call, self.number))
-        if call.ms > _LONGEST_MS:
+        if call.ms > LONGEST_MS:
             self._fail(call.script, "", f"a call of it took {call.ms:.0f} ms", f"a long call of {call.script}")
 
     def _draw(self, of_files: bool) -> Mutation:

@@ -64,8 +64,10 @@ class Scene:
 
     `content` is what every key held when the scene was made, `absent` are keys that a job may have and this one lacks,
     `files` are a checkpoint and a log by their names, `neighbour` is the digest of the neighbour's keys, `size` is the
-    bytes of all values.
+    bytes of all values. Keys whose names begin as one of `stays` are not touched.
     """
+
+    stays: tuple[bytes, ...] = ()
 
     def __init__(self, url: str, folder: Path, make: Callable[[Store, Path], Job]) -> None:
         self.url = url
@@ -113,7 +115,10 @@ class Scene:
     def restore(self) -> None:
         """Make everything as it was when the scene was made."""
         pipe = self.raw.pipeline(transaction=False)
-        pipe.flushall()
+        if self.stays:
+            pipe.delete(*(key for key in self.raw.keys("*") if not key.startswith(self.stays)))
+        else:
+            pipe.flushall()
         for key, (dump, ms) in self._dumps.items():
             pipe.restore(key, ms, dump)
         pipe.execute()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from helpers.harness import model
 from helpers.paths import ROOT
 
+from hostile.reach import COLUMNS, reach, user_of
 from hostile.readers import READERS
 from hostile.scene import SCENES, GaveUp, scene
+from kvps.protocol import acl
+from kvps.store import Store
 
 pytestmark = pytest.mark.usefixtures("forked")
 
@@ -68,3 +73,30 @@ def test_honest_jobs_train_with_the_same_bits_beside_a_hostile_one(options: tupl
 def test_honest_jobs_that_are_slowed_down_are_seen() -> None:
     """A busy machine takes time from all turns; this client takes it in its own."""
     assert "that is less than 0.9" in _said("hostile.beside", *_ONCE, "--control", code=1)
+
+
+@pytest.mark.slow
+def test_each_role_does_what_the_page_says_and_other_jobs_go_on() -> None:
+    _said("hostile.roles", "--seed", "1", "--share", "0.05", "--members", "70000")
+
+
+@pytest.mark.parametrize(
+    ("role", "more", "column"),
+    [
+        ("reader", ["+config|get"], "server"),
+        ("evaluator", ["~kvps:{mine}:commits"], "its own job"),
+        ("worker", ["~kvps:{other}:layout"], "other jobs"),
+        ("worker", ["%R~*"], "other jobs"),
+        ("aggregator", ["%W~kvps:jobs"], "list of jobs"),
+        ("aggregator", ["%R~rq:*"], "queue"),
+    ],
+)
+def test_a_rule_too_many_is_seen_in_its_column(store: Store, raw: Any, role: str, more: list[str], column: str) -> None:
+    if store.client.redis_version() < acl.READ_ONLY_KEYS:
+        pytest.skip("it has no keys that may only be read")
+    mine, other = (store.create_job(name, model()).access.keys for name in ("mine", "other"))
+    rows = []
+    for rules in (acl.rules(role, "mine"), [*acl.rules(role, "mine"), *more]):
+        with user_of(store.url, raw, role, rules) as user:
+            rows.append(reach(raw, user, mine, other).row(role))
+    assert column in [name for name, *cells in zip(COLUMNS, *rows, strict=True) if len(set(cells)) > 1]
