@@ -95,7 +95,15 @@ class Place:
             with suppress(KvpsError, GaveUp):
                 READERS[name].run(self.scene, self.scene.opened)
 
-    def run(self, user: Any, trial: Trial) -> list[Call]:
+    def judge(self, user: Any, trial: Trial) -> list[Call]:
+        """Run a trial, and return the slow calls of scripts. Raises Stopped. A machine that stalls does so once."""
+        for _ in range(2):
+            calls = self._run(user, trial)
+            if (longest := max(calls, default=Call())).ms <= LONGEST_MS:
+                return calls
+        raise Stopped(f"{trial.what}: a call took the server {longest}")
+
+    def _run(self, user: Any, trial: Trial) -> list[Call]:
         """Run a trial, and make everything as it was before. Return the slow calls of scripts. Raises Stopped."""
         pipe = user.pipeline(transaction=False)
         for words in trial.commands:
@@ -109,11 +117,8 @@ class Place:
             raise Stopped(f"{trial.what}: the server did not answer for {PATIENCE_S:g} s") from None
         except Exception as error:
             raise Stopped(f"{trial.what}: {type(error).__name__}: {error}") from error
-        calls = self.slow.all()
-        if (longest := max(calls, default=Call())).ms > LONGEST_MS:
-            raise Stopped(f"{trial.what}: a call took the server {longest}")
         self.scene.restore()
-        return calls
+        return self.slow.all()
 
 
 # -- what is tried ------------------------------------------------------------------------------------------------
@@ -142,9 +147,9 @@ def by_place(place: Place, found: Reach, random: Random, members: int) -> Iterat
             written = _written(key, type_, value, random, random.choice(values).encode())
             yield Trial(f"{name} in {key.decode()}", [written], uses)
         for other in {"string", "hash", "stream", "zset", "set"} - {type_}:
-            yield Trial(f"{key.decode()} as {other}", [("DEL", key), _many(other, key, 1)], uses)
+            yield Trial(f"{key.decode()} as {other}", [("DEL", key), *_many(other, key, 1)], uses)
         many = min(members, _MANY_TASKS) if kind.startswith("rq:") else members
-        yield Trial(f"{many:,} in {key.decode()}", [_many(type_, key, many)], uses)
+        yield Trial(f"{many:,} in {key.decode()}", _many(type_, key, many), uses)
 
 
 def _written(key: bytes, type_: str, held: Any, random: Random, value: bytes) -> Words:
@@ -165,19 +170,19 @@ def _written(key: bytes, type_: str, held: Any, random: Random, value: bytes) ->
     return "SET", key, value
 
 
-def _many(type_: str, key: bytes, members: int) -> Words:
-    match type_:
-        case "hash":
-            return "HSET", key, *(part for n in range(members) for part in (n, n))
-        case "stream":
-            return "XADD", key, "*", *(part for n in range(members) for part in (n, n))
-        case "zset":
-            return "ZADD", key, *(part for n in range(members) for part in (n, n))
-        case "set":
-            return "SADD", key, *range(members)
-        case "list":
-            return "RPUSH", key, *range(members)
-    return "SET", key, "x" * members
+def _many(type_: str, key: bytes, members: int) -> list[Words]:
+    """Return commands that add so many members, a thousand each; of a string it is the length."""
+    if type_ == "string":
+        return [("SET", key, "x" * members)]
+    begin, twice = {
+        "hash": (("HSET", key), True),
+        "stream": (("XADD", key, "*"), True),
+        "zset": (("ZADD", key), True),
+        "set": (("SADD", key), False),
+        "list": (("RPUSH", key), False),
+    }[type_]
+    parts = (range(first, min(first + 1_000, members)) for first in range(0, members, 1_000))
+    return [(*begin, *((n for n in part for _ in range(2)) if twice else part)) for part in parts]
 
 
 def by_argument(place: Place) -> Iterator[Trial]:
@@ -237,7 +242,7 @@ def tried(role: str, place: Place, random: Random, share: float, members: int) -
         place.slow.all()  # that was not of this role
         chosen = (each for each in by_place(place, found, random, members) if random.random() < share)
         for trial in chain(by_command(found, random), chosen, by_argument(place)):
-            calls += place.run(user, trial)
+            calls += place.judge(user, trial)
             trials += 1
     return found, trials, calls
 
