@@ -43,12 +43,13 @@ from kvps.protocol import acl
 from kvps.protocol.keys import control_keys
 from kvps.store import Store
 
-MINE, HONEST, ROLES = "mine", tuple(f"honest{number}" for number in range(5)), ("worker", "reader", "evaluator")
+MINE, OTHERS, ROLES = "mine", tuple(f"honest{number}" for number in range(5)), ("worker", "reader", "evaluator")
+IDLE, HONEST, HOSTILE = range(3)  # what the clients of the job are in a turn
 _A_SECOND = 50  # calls of each honest client of the job, at the most
 _DRAWN = 1_000  # mutations of each hostile client
 _ANEW_S = 5.0  # after which the job is again what it was
 _LR = 0.05
-_BUSY = "for i = 1, 5000000 do end"
+_BUSY = "for i = 1, 20000000 do end"  # so long that a few calls a second are enough
 _FULL = 64 << 20  # bytes of memory of a server that is filled
 _PIECES = (1 << 20, 1 << 16, 1 << 12, 1 << 8, 16)
 _SPAWN = multiprocessing.get_context("spawn")
@@ -63,11 +64,11 @@ def train(url: str, name: str, over: Any) -> None:
 
 class Made(ctypes.Structure):
     """What a client makes: how many calls, and what of it was refused; how many calls it is to make in a second, of how
-    many commands; and whether it is hostile now."""
+    many commands; and in which turn it is."""
 
     _fields_: ClassVar = [
         *((name, ctypes.c_double) for name in ("calls", "refused", "a_second", "commands")),
-        ("is_hostile", ctypes.c_bool),
+        ("turn", ctypes.c_int),
     ]
 
 
@@ -79,8 +80,8 @@ class Client(NamedTuple):
     content: Content
     busy: str
 
-    def use(self, over: Any, hostile: Any, made: Any) -> None:
-        """Be hostile while `hostile` is set, and else honest. `made` is `Made`, shared with the one that asks."""
+    def use(self, over: Any, turn: Any, made: Any) -> None:
+        """Do what `turn` says until all is `over`. `made` is `Made`, shared with the one that asks."""
         random, at, url = Random(self.role), time.monotonic(), self.url
         drawn = [self._mutation(random).commands for _ in range(_DRAWN)]  # to draw one takes longer than to send it
         with (
@@ -88,24 +89,22 @@ class Client(NamedTuple):
             Store(HurriedClient(url, waits=4)) as hurried,
             redis.Redis.from_url(url) as raw,
         ):
-            for is_hostile in itertools.cycle((False, True)):
-                honest, harm = partial(_calls, store, self.role), partial(self._harm, hurried, raw, drawn, made)
-                begin, made.is_hostile = harm if is_hostile else honest, is_hostile
+            does = {HONEST: partial(_calls, store, self.role), HOSTILE: partial(self._harm, hurried, raw, drawn, made)}
+            while not over.wait(0.01):
+                made.turn = now = turn.value
                 with ExitStack() as stack:
-                    calls = stack.enter_context(closing(begin()))
-                    while hostile.is_set() == is_hostile and not over.is_set():
+                    calls = stack.enter_context(closing(does[now]())) if now in does else None
+                    while calls and turn.value == now and not over.is_set():
                         try:
                             made.refused += next(calls)
                         except (KvpsError, redis.RedisError, GaveUp):
                             made.refused += 1
-                            calls = stack.enter_context(closing(begin()))
+                            calls = stack.enter_context(closing(does[now]()))
                         made.calls += 1
                         at = max(
                             at + 1 / made.a_second, time.monotonic() - 1
                         )  # what is missed by more is not made good
                         time.sleep(max(0.0, at - time.monotonic()))
-                if over.is_set():
-                    return
 
     def _harm(self, store: Store, raw: Any, drawn: list[Any], made: Any) -> Iterator[int]:
         """Change keys of the job once a step, or use the job as it is now. Yield how many commands were refused."""
@@ -157,8 +156,8 @@ class Place:
         self.url = f"redis://127.0.0.1:{server.port}/0"
         self.store = stack.enter_context(kvps.connect(self.url))
         self.raw = stack.enter_context(redis.Redis.from_url(self.url, protocol=2))
-        self.over, self.hostile = _SPAWN.Event(), _SPAWN.Event()
-        for name in HONEST:
+        self.over, self._turn = _SPAWN.Event(), _SPAWN.Value("i", IDLE)
+        for name in OTHERS:
             self.store.create_job(name, model(), workers=1, optimizer=kvps.SGD(lr=_LR), transport="redis")
         job = self.store.create_job(MINE, model(), workers=1, optimizer=kvps.Adam(lr=_LR), transport="redis")
         command = [sys.executable, "-m", "kvps", "aggregator", "start", "--redis", self.url, "--log-keep", "1000"]
@@ -176,14 +175,14 @@ class Place:
         self._dumps = {key: dump for key in keys if (dump := self.raw.dump(key))}
         kinds = {key: kind for key in self._dumps if (kind := self.raw.type(key).decode()) in READ}
         self.content = {key: (kind, READ[kind](self.raw, key)) for key, kind in kinds.items()}
-        self._processes = [_SPAWN.Process(target=train, args=(self.url, name, self.over)) for name in HONEST]
-        self.made = {role: _SPAWN.Value(Made, 0, 0, _A_SECOND, 1, False) for role in ROLES}
+        self._processes = [_SPAWN.Process(target=train, args=(self.url, name, self.over)) for name in OTHERS]
+        self.made = {role: _SPAWN.Value(Made, 0, 0, _A_SECOND, 1, IDLE) for role in ROLES}
         busy = self.raw.script_load(_BUSY) if control else ""
         for role in ROLES:
             user = f"{MINE}-{role}"
             self.raw.execute_command("ACL", "SETUSER", user, *acl.rules(role, MINE), ">p")
             client = Client(url_for(self.url, user, "p"), role, self.content, busy if role == "worker" else "")
-            given = (self.over, self.hostile, self.made[role])
+            given = (self.over, self._turn, self.made[role])
             self._processes.append(_SPAWN.Process(target=client.use, args=given))
         for process in self._processes:
             process.start()
@@ -198,16 +197,16 @@ class Place:
 
     def versions(self) -> dict[str, int]:
         """Return the version of each honest job."""
-        return {name: self.store.job(name).state().version for name in HONEST}
+        return {name: self.store.job(name).state().version for name in OTHERS}
 
     def turn(self, hostile: bool, seconds: float) -> float:
         """Have the clients be hostile or honest for so long, and print what was made. Return versions a second."""
         for made in () if hostile else self.made.values():
             made.a_second = _A_SECOND
-        (self.hostile.set if hostile else self.hostile.clear)()
-        assert eventually(lambda: all(made.is_hostile == hostile for made in self.made.values()))
-        self.anew()
-        time.sleep(1)  # the honest ones join again
+        for self._turn.value in (IDLE, HOSTILE if hostile else HONEST):
+            assert eventually(lambda: all(made.turn == self._turn.value for made in self.made.values()))
+            if self._turn.value == IDLE:
+                self.anew()  # or a call of the last turn would spoil the job for this one
         before, began, done, worked = self.versions(), time.monotonic(), self._counts(), self._worked()
         while (took := time.monotonic() - began) < seconds:
             time.sleep(_ANEW_S)
@@ -249,7 +248,7 @@ class Place:
         for process in self._processes:
             process.join(60)
             assert process.exitcode == 0, f"{process.name} ended with {process.exitcode}"
-        states = {name: self.store.job(name).state() for name in HONEST}
+        states = {name: self.store.job(name).state() for name in OTHERS}
         assert eventually(
             lambda: all(self.store.job(n).state().version == s.members["w0"].accepted for n, s in states.items())
         )
