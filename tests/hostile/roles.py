@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -113,7 +114,6 @@ class Place:
                 self.use(trial.uses)
             self.goes_on()
         except redis.exceptions.TimeoutError:
-            self.raw.script_kill()
             raise Stopped(f"{trial.what}: the server did not answer for {PATIENCE_S:g} s") from None
         except Exception as error:
             raise Stopped(f"{trial.what}: {type(error).__name__}: {error}") from error
@@ -268,8 +268,10 @@ def main() -> int:
                         role, place, Random(f"{asked.seed}/{role}"), asked.share, asked.members
                     )
                 except Stopped as error:
-                    print(f"seed {asked.seed}: {role}: {error}")
-                    return 1
+                    print(f"seed {asked.seed}: {role}: {error}", flush=True)
+                    with suppress(redis.RedisError):
+                        place.raw.shutdown(nosave=True)
+                    os._exit(1)  # the honest would wait long for a server that is stopped
             long = sum(call.ms > LONG_MS for call in calls)
             print(
                 f"{role:10} {trials:5} trials in {time.monotonic() - began:4.0f} s; {long} calls over {LONG_MS} ms; "
