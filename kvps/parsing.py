@@ -35,8 +35,10 @@ STAGED_NAME = re.compile(r"[0-9]{1,16}\.[A-Za-z0-9-]{1,110}", re.ASCII), "the st
 MOST_WORKERS, MOST_IDS, LARGEST_RANK, MOST_OPEN_UNITS = 4_096, 16_384, 1 << 20, 10_000
 """Of one job: the highest `workers`; how many ids may ever have joined; the highest rank that Redis may name; and how
 many units may be handed out before a version is committed. Scripts get these from here too."""
+MOST_SHARDS = 1_000
+"""The most shards of a job. Scripts have this and the next one from here too."""
 MOST_PIN = 1 << 18
-"""The most characters of the pin, which names a version of up to 1,000 shards. Scripts have this from here too."""
+"""The most characters of the pin, which names a version of all shards."""
 MOST_TEXT = 1024
 """The most characters of a text, where no other bound is given."""
 MOST_JSON = 64 << 20

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from kvps.arrays.inputs import all_fit, check_mapping, shape_of
 from kvps.device.base import flattened
 from kvps.errors import InvalidSetting, LayoutMismatch, counted, some_of
-from kvps.parsing import MOST_TEXT, Fields, refuse, whole
+from kvps.parsing import MOST_SHARDS, MOST_TEXT, Fields, refuse, whole
 
 Array = NDArray[np.float32]
 
@@ -41,7 +41,6 @@ MOST_ITEMS = 1 << 33
 BUFFER_KINDS = ("average", "rank0")
 """How a version's buffers are made of those of the workers: their average, or those of the lowest rank."""
 _MOST_PARAMETERS = 1 << 20
-_MOST_SHARDS = 1_000
 _MOST_AXES = 64
 
 
@@ -345,4 +344,4 @@ class Layout:
         if len({parameter.name for parameter in parameters}) != len(parameters):
             refuse("the layout", "of parameters with different names", text)
         whole(stop, "the layout: size", 1)
-        return cls(tuple(parameters), whole(len(f.sequence("shards", _MOST_SHARDS)), "the layout: shards", 1, stop))
+        return cls(tuple(parameters), whole(len(f.sequence("shards", MOST_SHARDS)), "the layout: shards", 1, stop))

@@ -14,7 +14,7 @@ from kvps.config.metadata import Metadata
 from kvps.config.specs import described, setting, table_of
 from kvps.config.unit_rounds import UnitRounds
 from kvps.optim import Optimizer, reductions
-from kvps.parsing import MOST_WORKERS
+from kvps.parsing import MOST_SHARDS, MOST_WORKERS
 from kvps.staleness import ASP, mode_name
 
 AUTO = "auto"
@@ -45,7 +45,7 @@ class UncheckedConfig:
         option=("--workers", "-w"),
         group="Training",
     )
-    shards: int = setting(1, "Into how many parts the parameters are cut.", bounds=(1, 1_000), group="Arrays")
+    shards: int = setting(1, "Into how many parts the parameters are cut.", bounds=(1, MOST_SHARDS), group="Arrays")
     optimizer: Optimizer = field(
         default_factory=optim.SGD,
         metadata=described(

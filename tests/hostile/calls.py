@@ -10,9 +10,10 @@ from helpers.servers import running_server
 from kvps_workers.queue.queue import SCRIPTS as QUEUE_SCRIPTS
 
 import kvps
+from kvps.parsing import MOST_SHARDS
 from kvps.protocol.scripts import SCRIPTS
 
-MOST_WORKERS, MOST_SHARDS = 4_096, 1_000
+MOST_WORKERS = 4_096
 LONG_MS = 100  # of one call of a script
 LONGEST_MS = 1_000  # the same on a machine that is busy with others, where it takes ten times as long
 _SLOW_US = 2_000  # what is noted at all

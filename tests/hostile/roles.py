@@ -43,7 +43,6 @@ OTHER = "other"
 PAGE = ROOT / "docs/security.md"
 VALUES = {"long": LONG, "huge": [str(2**53 - 1), str(2**53), "1000000000"], "negative": ["-1"], "wrong": ["x", ""]}
 _LR = 0.05
-_KNOWN = {("pin", "shards")}  # it counts up to that: a reader stops the server. Script and argument, until it is mended
 _USES = ("state", "holders and others", "session of w0", "session of any", "aggregator", "report", "versions", "waits")
 _SHOWN = 120
 _MANY_TASKS = 1_000  # a script of the queue reads all of them. Who may put them there may load scripts, too
@@ -197,7 +196,7 @@ def by_argument(place: Place) -> Iterator[Trial]:
         to_others = script.command(other, honest), script.command(keys, {**honest, "version_key": other.version})
         sent: list[Words] = [whole, *to_others]
         for at, argument in enumerate((*script.header.arguments, script.header.rest), first):
-            if argument and (name, argument) not in _KNOWN:
+            if argument:
                 sent += [[*whole[:at], value, *whole[at + 1 :]] for values in VALUES.values() for value in values]
         if script.header.rest:
             sent.append([*whole, *["1"] * _MANY_ARGUMENTS])

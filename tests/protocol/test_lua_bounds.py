@@ -120,6 +120,14 @@ def test_no_pattern_of_a_script_takes_the_square_of_its_text() -> None:
     assert [(name, pattern) for name, pattern in patterns if not is_linear(pattern)] == []
 
 
+def test_no_script_counts_up_to_what_its_caller_sends() -> None:
+    """A reader stopped the server with the number of shards that it gave `pin`."""
+    ends = [(name, end) for name, text in FILES.items() for end in re.findall(r"\bfor \w+ = [^,]+, (.+?) do\b", text)]
+    assert len(ends) > 10
+    bounded = re.compile(r"#[\w.]+(, \d+)?|math\.min\(.*\b\d{4,5}\b.*\)( - 1)?|bounded\(.*\) - 1|earlier")
+    assert [(name, end) for name, end in ends if not bounded.fullmatch(end)] == []
+
+
 def test_no_script_loops_until_something_is_so() -> None:
     """But `rollback`, which deletes the entries that it has seen."""
     loops = {name for name, text in FILES.items() if re.search(r"\b(while|repeat)\b", bare(text))}

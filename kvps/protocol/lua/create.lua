@@ -26,7 +26,7 @@ redis.call('SET', keys.layout, layout)
 -- The chain starts from the id, so that two jobs of one name never share a head; or it continues a checkpoint's.
 local version, head = earlier and earlier.version or '0', earlier and earlier.head or redis.sha1hex(job)
 redis.call('HSET', keys.version, 'version', version, 'head', head, 'history', job, 'id', job, 'plan_id', 0, 'run_id', run_id)
-for shard = 0, shards - 1 do
+for shard = 0, math.min(whole(shards), MOST_SHARDS) - 1 do
   redis.call('HSET', keys.version, 'shard:' .. digits(shard), name, 'before:' .. digits(shard), name)
 end
 if earlier then

@@ -12,7 +12,7 @@ local pin, left = pinned(), redis.call('PTTL', keys.pin)
 -- No pin lasts for longer than ten minutes, unless the server's clock was set back.
 if pin ~= '' and left * 2 > tonumber(ms) and left <= 600000 then return { 'OK', pin } end
 local fields, names = {}, {}
-for i = 1, whole(shards) do fields[i] = 'shard:' .. digits(i - 1) end -- 1,000 at the most; Lua passes 8,000 to a call
+for i = 1, math.min(whole(shards), MOST_SHARDS) do fields[i] = 'shard:' .. digits(i - 1) end -- a reader may send any number
 for i, name in ipairs(redis.call('HMGET', version_key, unpack(fields))) do names[digits(i - 1)] = name or nil end
 pin = cjson.encode({ version = whole(redis.call('HGET', version_key, 'version')), names = names })
 redis.call('DEL', keys.pin) -- allowed when memory is full, and lets the script write

@@ -35,8 +35,8 @@ redis.call('HDEL', keys.ready, shard) -- first, since it is allowed when memory 
 redis.call('HSET', keys.ready, shard, mine)
 local noted = redis.call('HLEN', keys.ready)
 if noted < whole(shards) then return { 'READY', noted } end
-local numbers, fields = {}, {} -- a job has 1,000 shards at the most, and Lua passes 8,000 values to a call
-for i = 1, whole(shards) do
+local numbers, fields = {}, {} -- Lua passes 8,000 values to a call
+for i = 1, math.min(whole(shards), MOST_SHARDS) do
   numbers[i] = digits(i - 1)
   fields[i] = 'shard:' .. numbers[i]
 end
