@@ -32,8 +32,10 @@ FIGURES = Path(__file__).parent.parent / "instructions.txt"
 SLACK = {"worker": 1.02, "server": 1.02, "aggregator": 1.04}  # how much more fails
 _QUIET = {"worker_timeout_ms": 3_600_000, "lease_ms": 30_000}  # heartbeats and renewals come by the clock
 _START_S, _END_S = 60, 600
+# So do traces: on a slow machine each round would take some along, on a quick one few.
 _WORKER = """
-import sys, numpy as np, kvps
+import sys, numpy as np, kvps, kvps.session.iteration
+kvps.session.iteration.SEND_EVERY_S = 3600
 url, worker, items, rounds = sys.argv[1:]
 with kvps.connect(url) as store, store.job("cost").join(worker) as session:
     gradient = {"a": np.random.default_rng(int(worker[1:])).standard_normal(int(items), np.float32)}
@@ -41,7 +43,11 @@ with kvps.connect(url) as store, store.job("cost").join(worker) as session:
         session.pull()
         session.push(gradient)
 """
-_AGGREGATOR = "import sys, kvps, kvps_aggregator; kvps_aggregator.serve(kvps.connect(sys.argv[1]).job('cost'))"
+_AGGREGATOR = """
+import sys, kvps, kvps_aggregator.aggregator, kvps_aggregator.shard.spans
+kvps_aggregator.aggregator.WRITE_EVERY_S = kvps_aggregator.shard.spans.WRITE_EVERY_S = 3600
+kvps_aggregator.serve(kvps.connect(sys.argv[1]).job('cost'))
+"""
 
 
 class Case(NamedTuple):
