@@ -19,9 +19,10 @@ import numpy as np
 from kvps.arrays.digest import Buffers, chunked, digest_of, finite, fold, view
 from kvps.arrays.formats import encoded, format_of
 from kvps.arrays.inputs import of_pytorch
-from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Buffer, Layout, Parameter
+from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Layout
 from kvps.arrays.number_ranges import counts_as_text
 from kvps.arrays.parts import with_parts
+from kvps.arrays.pieces import Buffer, Parameter
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import JobConfig, JobSettings, Metadata, takes_settings
 from kvps.config.combinations import check_layout

@@ -12,19 +12,19 @@ steps, come after all parameters that are trained.
 from __future__ import annotations
 
 import json
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvps.arrays.inputs import all_fit, check_mapping, shape_of
+from kvps.arrays.pieces import BUFFER_KINDS, Buffer, Chunk, Parameter, Piece
 from kvps.device.base import flattened
 from kvps.errors import InvalidSetting, LayoutMismatch, counted, some_of
 from kvps.parsing import MOST_SHARDS, MOST_TEXT, Fields, refuse, whole
@@ -38,64 +38,8 @@ CHUNKS_AHEAD = 3
 """Chunks that a reader asks for ahead: a server copies all of them before it sends the first."""
 MOST_ITEMS = 1 << 33
 """The most items of a model: 32 GiB of float32."""
-BUFFER_KINDS = ("average", "rank0")
-"""How a version's buffers are made of those of the workers: their average, or those of the lowest rank."""
 _MOST_PARAMETERS = 1 << 20
 _MOST_AXES = 64
-
-
-class Buffer(NamedTuple):
-    """An array of a model that no optimizer steps, such as a running mean, in the place of a parameter's `value`.
-
-    In the place of its gradient, each worker pushes its own. `kind` is one of `BUFFER_KINDS`.
-    """
-
-    value: Any
-    kind: str
-
-
-class Parameter(NamedTuple):
-    """One named array: `shape`, and where it begins in the flat buffer (`start`, in items).
-
-    part    the part of the model that it belongs to, "" in a job without parts
-    buffer  one of `BUFFER_KINDS`, or "" for a parameter that is trained
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    start: int
-    part: str = ""
-    buffer: str = ""
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.size
-
-
-class Chunk(NamedTuple):
-    """Items `start` to `stop` of the flat buffer: the `number`-th string of its shard. All belong to one `part`."""
-
-    shard: int
-    number: int
-    start: int
-    stop: int
-    part: str = ""
-
-    def in_part(self, part: str) -> bool:
-        """Return whether a contribution or a pull of this part has the chunk; "" is the whole model."""
-        return part in ("", self.part)
-
-
-class Piece(NamedTuple):
-    """Items `start` to `stop` of the `number`-th parameter."""
-
-    number: int
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True)

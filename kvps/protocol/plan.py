@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvps.arrays.layout import Chunk
 from kvps.arrays.number_ranges import RANGES, in_all
+from kvps.arrays.pieces import Chunk
 from kvps.parsing import NAME, Fields, refuse
 
 _MOST_CONTRIBUTIONS = 1 << 20

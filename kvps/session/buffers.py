@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.arrays.layout import DTYPE, Array, Layout, Parameter
+from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.arrays.pieces import Parameter
 from kvps.errors import LayoutMismatch
 from kvps.transport.shared_memory import WritableSegment
 

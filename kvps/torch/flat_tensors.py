@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvps.arrays.layout import Array, Layout, Parameter
+from kvps.arrays.layout import Array, Layout
+from kvps.arrays.pieces import Parameter
 from kvps.arrays.runs import Runs
 
 _MANY = 8

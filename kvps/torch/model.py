@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from kvps.arrays.layout import BUFFER_KINDS, Array, Buffer
+from kvps.arrays.layout import Array
+from kvps.arrays.pieces import BUFFER_KINDS, Buffer
 from kvps.errors import InvalidSetting, LayoutMismatch, shown
 from kvps.job import Job
 from kvps.torch.flat_tensors import tensor_of

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvps.arrays.digest import view
-from kvps.arrays.layout import Array, Chunk
+from kvps.arrays.layout import Array
+from kvps.arrays.pieces import Chunk
 from kvps.connection.client import WAIT_MS
 from kvps.connection.resp import Command
 from kvps.errors import NotPermitted

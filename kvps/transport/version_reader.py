@@ -14,7 +14,8 @@ import numpy as np
 
 from kvps.arrays.digest import shard_digests
 from kvps.arrays.formats import FP32, Bytes, Format, format_of
-from kvps.arrays.layout import DTYPE, Array, Chunk
+from kvps.arrays.layout import DTYPE, Array
+from kvps.arrays.pieces import Chunk
 from kvps.arrays.weight_view import VIEW
 from kvps.connection.replica_reader import SlotItems
 from kvps.connection.sockets import ChunkGone

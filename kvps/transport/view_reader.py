@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kvps.arrays.formats import Bytes, format_of
-from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk
+from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array
+from kvps.arrays.pieces import Chunk
 from kvps.arrays.weight_view import follow
 from kvps.connection.sockets import ChunkGone
 from kvps.protocol.job_state import RoundState

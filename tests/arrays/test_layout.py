@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import kvps
-from kvps.arrays.layout import BUFFER_KINDS, CHUNK_ITEMS, Buffer, Layout, Parameter
+from kvps.arrays.layout import CHUNK_ITEMS, Layout
+from kvps.arrays.pieces import BUFFER_KINDS, Buffer, Parameter
 
 MEAN = Buffer(np.zeros(5, np.float32), "average")
 W = np.zeros((3, 4), np.float32)

@@ -16,7 +16,7 @@ from kvps_workers.queue.queue import CPU, TaskQueue
 
 import kvps
 from hostile.mutations import Content
-from kvps.arrays.layout import Buffer
+from kvps.arrays.pieces import Buffer
 from kvps.connection.client import Client
 from kvps.history import commit_log
 from kvps.history.log_stream import LogStream

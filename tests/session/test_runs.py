@@ -11,7 +11,8 @@ from helpers.harness import aggregating
 from helpers.waiting import eventually
 
 import kvps
-from kvps.arrays.layout import CHUNK_ITEMS, Buffer, Layout
+from kvps.arrays.layout import CHUNK_ITEMS, Layout
+from kvps.arrays.pieces import Buffer
 from kvps.arrays.runs import SMALL_ITEMS, Runs
 from kvps.session.session import Session
 from kvps.store import Store

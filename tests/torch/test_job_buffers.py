@@ -21,7 +21,7 @@ from torch import nn
 
 import kvps
 import kvps.torch
-from kvps.arrays.layout import BUFFER_KINDS
+from kvps.arrays.pieces import BUFFER_KINDS
 from kvps.history.checkpoint import Checkpoint
 from kvps.store import Store
 

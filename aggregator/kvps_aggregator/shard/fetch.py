@@ -14,7 +14,8 @@ import numpy as np
 
 from kvps.arrays.digest import digest_of, finite, fold
 from kvps.arrays.formats import Bytes, Format
-from kvps.arrays.layout import DTYPE, Array, Chunk
+from kvps.arrays.layout import DTYPE, Array
+from kvps.arrays.pieces import Chunk
 from kvps.connection.client import Client
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import NotFinite, UsageError

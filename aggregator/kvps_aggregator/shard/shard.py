@@ -18,8 +18,9 @@ import numpy as np
 
 from kvps.arrays.digest import Buffers, digest_of, fold
 from kvps.arrays.formats import format_of
-from kvps.arrays.layout import DTYPE, Array, Chunk
+from kvps.arrays.layout import DTYPE, Array
 from kvps.arrays.number_ranges import counts_as_text, numbers_in
+from kvps.arrays.pieces import Chunk
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData, NotFinite, ServerFull
 from kvps.job import Job

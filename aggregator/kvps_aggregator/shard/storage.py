@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.formats import Bytes
-from kvps.arrays.layout import Chunk
+from kvps.arrays.pieces import Chunk
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import staged_name

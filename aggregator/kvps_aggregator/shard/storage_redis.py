@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.formats import Bytes, encoded, format_of
-from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Chunk
+from kvps.arrays.layout import CHUNK_BYTES, DTYPE
+from kvps.arrays.pieces import Chunk
 from kvps.arrays.weight_view import VIEW
 from kvps.job import Job
 from kvps.protocol.job_state import State

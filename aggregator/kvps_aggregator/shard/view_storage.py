@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.formats import format_of
-from kvps.arrays.layout import Chunk
+from kvps.arrays.pieces import Chunk
 from kvps.arrays.weight_view import VIEW
 from kvps.connection.sockets import ChunkGone
 from kvps.job import Job

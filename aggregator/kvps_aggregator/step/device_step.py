@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvps.arrays.layout import Array, Chunk, Layout
+from kvps.arrays.layout import Array, Layout
+from kvps.arrays.pieces import Chunk
 from kvps.config import JobConfig
 from kvps.device.base import Device
 from kvps.protocol.plan import Plan

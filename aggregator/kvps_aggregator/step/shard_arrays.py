@@ -18,7 +18,8 @@ import numpy as np
 
 from kvps.arrays.digest import digest_of, finite, fold, view
 from kvps.arrays.formats import Bytes, format_of
-from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Chunk, Layout, Piece
+from kvps.arrays.layout import CHUNK_ITEMS, DTYPE, Array, Layout
+from kvps.arrays.pieces import Chunk, Piece
 from kvps.arrays.weight_view import VIEW, advance
 from kvps.config import JobConfig
 from kvps.errors import NotFinite

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvps.arrays.layout import Array, Parameter
+from kvps.arrays.layout import Array
+from kvps.arrays.pieces import Parameter
 from kvps.arrays.summary import Bin, distance, histogram, summary
 from kvps.errors import InvalidSetting, counted, some_of
 from kvps.job import Job

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvps.arrays.layout import DTYPE, Layout, Parameter
+from kvps.arrays.layout import DTYPE, Layout
+from kvps.arrays.pieces import Parameter
 from kvps.config import JobConfig
 from kvps.connection.client import Client
 from kvps.connection.server_health import ADVICE, OK, WRONG, Finding, LogSize, of_clock, of_latency, of_logs, of_server

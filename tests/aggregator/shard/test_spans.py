@@ -12,7 +12,7 @@ from helpers.harness import aggregating, await_version, gradient, model
 from kvps_aggregator.shard.spans import ShardTraces, VersionSpans
 
 import kvps
-from kvps.arrays.layout import Buffer
+from kvps.arrays.pieces import Buffer
 from kvps.connection.server_clock import ServerClock
 from kvps.job import Job
 from kvps.protocol.phases import SHARD_PHASES

@@ -17,7 +17,8 @@ from kvps_aggregator.step.reduce import reduce_buffers
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 import kvps
-from kvps.arrays.layout import BUFFER_KINDS, CHUNK_ITEMS, Buffer, Layout
+from kvps.arrays.layout import CHUNK_ITEMS, Layout
+from kvps.arrays.pieces import BUFFER_KINDS, Buffer
 from kvps.config import JobConfig
 from kvps.device.base import Cuda
 from kvps.protocol.plan import Contribution, Plan

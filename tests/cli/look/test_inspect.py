@@ -13,7 +13,7 @@ from helpers.harness import aggregating, await_version, model
 from helpers.internals import abandon
 
 import kvps
-from kvps.arrays.layout import Buffer
+from kvps.arrays.pieces import Buffer
 from kvps.store import Store
 
 SGD = kvps.SGD(lr=1.0)
