@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvps.errors import LayoutMismatch, UsageError
+from kvps.parsing import MOST_TEXT
 
 _NAMED = 5  # items of a container that a message names
 _FLOAT32 = np.dtype(np.float32)
@@ -48,6 +49,27 @@ def check_mapping(value: Any, what: str) -> None:
     raise LayoutMismatch(f"{what} must be a mapping of names to float32 arrays, not {in_words(value)}: {cure}")
 
 
+def check_name(name: object) -> None:
+    """Raise LayoutMismatch unless an array may have this name."""
+    if not isinstance(name, str) or not name or len(name) > MOST_TEXT or not name.isprintable():
+        raise LayoutMismatch(f"parameter names must be printable strings of 1 to {MOST_TEXT} characters, not {name!r}")
+    if name == "__metadata__":
+        raise LayoutMismatch("no parameter may be named '__metadata__': that is no tensor in a checkpoint")
+
+
+def state_of(model: Any) -> dict[str, Any]:
+    """Return name -> array of a model: a module of PyTorch has a `state_dict()`, any other is a mapping already.
+
+    The names are the state dict's own. Raises LayoutMismatch for anything else.
+    """
+    state = model.state_dict() if callable(getattr(model, "state_dict", None)) else model
+    if not isinstance(state, Mapping):
+        raise LayoutMismatch(
+            f"a model must be a module of PyTorch or a mapping of names to arrays, not {in_words(model)}"
+        )
+    return dict(state)  # of a mapping that makes an array anew each time, as that of an .npz file does, one is kept
+
+
 def shape_of(value: Any, name: str, what: str) -> tuple[int, ...]:
     """Return the shape of a float32 array that loses nothing when only its items are moved.
 
@@ -57,7 +79,7 @@ def shape_of(value: Any, name: str, what: str) -> tuple[int, ...]:
     if type(value) is np.ndarray and value.dtype == _FLOAT32:  # nearly always, and in each push
         shape = value.shape
         return shape
-    if wrong := _wrong_kind(value, name) or _wrong_dtype(value, name):
+    if wrong := wrong_kind(value, name) or _wrong_dtype(value, name):
         raise LayoutMismatch(f"{what} {name!r} is {wrong}")
     return tuple(int(n) for n in value.shape)
 
@@ -75,8 +97,8 @@ def of_pytorch(value: Any) -> bool:
     return any(kind.__module__.partition(".")[0] == "torch" for kind in type(value).__mro__)
 
 
-def _wrong_kind(value: Any, name: str) -> str:
-    """Return what the value is instead of an array, and the cure; "" if it is an array."""
+def wrong_kind(value: Any, name: str, how: str = f", {_AS_ARRAY}") -> str:
+    """Return what the value is instead of an array, and the cure; "" if it is an array. `how` says how to make one."""
     if isinstance(value, Mapping):
         return f"{in_words(value)}: give each array in it a name of its own, as in '{name}.{next(iter(value), 'x')}'"
     if isinstance(value, np.ma.MaskedArray):
@@ -87,12 +109,14 @@ def _wrong_kind(value: Any, name: str) -> str:
         return "sparse: kvps moves whole arrays, give its .to_dense()"
     if getattr(value, "is_meta", False):
         return "on the device meta and has no values: give it some first"
+    if any(each.__name__ == "UninitializedTensorMixin" for each in type(value).__mro__):  # it raises for `shape`
+        return "without a shape yet: put one batch through the model first"
     if all(hasattr(value, attribute) for attribute in ("dtype", "shape")):
         if any(hasattr(value, attribute) for attribute in _READABLE):
             return ""
         if hasattr(value, "toarray"):
             return "sparse: kvps moves whole arrays, give its .toarray()"
-    return f"{in_words(value)}: give an array, {_AS_ARRAY}"
+    return f"{in_words(value)}: give an array{how}"
 
 
 def _wrong_dtype(array: Any, name: str) -> str:

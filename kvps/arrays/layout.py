@@ -7,14 +7,18 @@
 Chunks ignore where parameters begin, so a model of 160 tensors is sent like a model of one. If the job has parts, which
 workers may pull and push alone, a chunk ends where a parameter of another part begins. Buffers, which no optimizer
 steps, come after all parameters that are trained.
+
+A model that is published has arrays of any dtype (`kvps.arrays.dtypes`). Each begins at a word of 4 bytes, and its last
+word is padded with zeros. Nothing computes with these words (`kvps.arrays.state_dict`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, groupby
 from operator import attrgetter
@@ -23,11 +27,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvps.arrays.inputs import all_fit, check_mapping, shape_of
+from kvps.arrays.dtypes import DTYPES, FLOAT32, dtype_of, memory_of, published_as
+from kvps.arrays.inputs import all_fit, check_mapping, check_name, shape_of, state_of
 from kvps.arrays.pieces import BUFFER_KINDS, Buffer, Chunk, Parameter, Piece
 from kvps.device.base import flattened
 from kvps.errors import InvalidSetting, LayoutMismatch, counted, some_of
-from kvps.parsing import MOST_SHARDS, MOST_TEXT, Fields, refuse, whole
+from kvps.parsing import MOST_SHARDS, Fields, refuse, text, whole
 
 Array = NDArray[np.float32]
 
@@ -40,15 +45,17 @@ MOST_ITEMS = 1 << 33
 """The most items of a model: 32 GiB of float32."""
 _MOST_PARAMETERS = 1 << 20
 _MOST_AXES = 64
+_OTHERS = ("", *(name for name in DTYPES if name != FLOAT32.name))
 
 
 @dataclass(frozen=True)
 class Layout:
     """The parameters of a job, then its buffers, and the number of shards. `size` is in float32 items, `nbytes` in
-    bytes."""
+    bytes. `tied` maps further names of a published array to the name under which it is stored."""
 
     parameters: tuple[Parameter, ...]
     shards: int
+    tied: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
     def of(cls, params: Mapping[str, Any], shards: int = 1) -> Layout:
@@ -60,38 +67,57 @@ class Layout:
         start, out = 0, []
         for name, given in sorted(params.items(), key=lambda item: isinstance(item[1], Buffer)):
             value, buffer = given if isinstance(given, Buffer) else (given, "")
-            if not isinstance(name, str) or not name or len(name) > MOST_TEXT or not name.isprintable():
-                raise LayoutMismatch(
-                    f"parameter names must be printable strings of 1 to {MOST_TEXT} characters, not {name!r}"
-                )
-            if name == "__metadata__":
-                raise LayoutMismatch("no parameter may be named '__metadata__': that is no tensor in a checkpoint")
+            check_name(name)
             out.append(
                 Parameter(name, shape_of(value, name, "buffer" if buffer else "parameter"), start, buffer=buffer)
             )
             start = out[-1].stop
-        if not start:
-            raise LayoutMismatch("a job needs at least one parameter that has items")
-        if start > MOST_ITEMS:
-            raise LayoutMismatch(f"a job has at most {MOST_ITEMS} items, and these parameters have {start}")
+        _check_size(start)
         if not {p.buffer for p in out} <= {"", out[-1].buffer} <= {"", *BUFFER_KINDS}:
             raise InvalidSetting(f"all buffers of a job must be of one kind, of {', '.join(BUFFER_KINDS)}")
         return cls(tuple(out), 1).of_shards(shards)
 
+    @classmethod
+    def of_state(cls, state: Any, shards: int = 1, dtype: object = None) -> Layout:
+        """Return the layout of a model that is published: a module of PyTorch, or name -> array of any of `DTYPES`.
+
+        Names and their order are the state dict's. A tied array is stored once, under its first name. With `dtype`
+        ("bfloat16", "float16", "float32") floats of more bits are published as that. Raises as `of` does.
+        """
+        narrow, start, out = published_as(dtype), 0, list[Parameter]()
+        tied, first = dict[str, str](), dict[Hashable, str]()
+        for name, value in state_of(state).items():
+            check_name(name)
+            own = dtype_of(value, name)
+            if (before := first.setdefault(memory_of(value), name)) != name:
+                tied[name] = before
+                continue
+            of = narrow if narrow and own.narrows_to(narrow) else own
+            out.append(Parameter(name, tuple(map(int, value.shape)), start, dtype="" if of is FLOAT32 else of.name))
+            start = out[-1].stop
+        _check_size(start)
+        return cls(tuple(out), 1, tied).of_shards(shards)
+
     def of_shards(self, shards: int) -> Layout:
         """Return the layout of the same parameters in so many shards. Raises InvalidSetting."""
         if self.size < shards:
-            items = counted(self.size, "item")
-            raise InvalidSetting(f"shards must not exceed the {items} of the model, it is {shards}")
-        return Layout(self.parameters, shards)
+            raise InvalidSetting(
+                f"shards must not exceed the {counted(self.size, 'item')} of the model, it is {shards}"
+            )
+        return replace(self, shards=shards)
 
     def in_parts(self, parts: Mapping[str, str]) -> Layout:
         """Return the layout of the same parameters in parts: parameter -> part, see `kvps.arrays.parts`."""
-        return Layout(tuple(p._replace(part=parts[p.name]) for p in self.parameters), self.shards)
+        return replace(self, parameters=tuple(p._replace(part=parts[p.name]) for p in self.parameters))
 
     @property
     def size(self) -> int:
         return self.parameters[-1].stop
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether all arrays are float32, as those that are computed with."""
+        return not any(p.dtype for p in self.parameters)
 
     @property
     def buffer_kind(self) -> str:
@@ -158,13 +184,15 @@ class Layout:
             raise InvalidSetting(f"the job has no part {part!r}: {has}")
 
     def views(self, flat: Array, writable: bool = False) -> dict[str, Array]:
-        """Return name -> view into `flat` (shape (size,), float32), read-only unless `writable`."""
+        """Return name -> view into `flat` (shape (size,), float32), of its dtype, read-only unless `writable`."""
         whole = flat.view()
         whole.flags.writeable = writable  # so are the views of it
         return self.cut(whole)
 
     def cut(self, flat: Any) -> dict[str, Any]:
-        """Return name -> view into `flat` (shape (size,), float32), which may be on a device."""
+        """Return name -> view into `flat` (shape (size,), float32), which may be on a device if all are float32."""
+        if not self.trains:
+            return {p.name: p.items_in(flat).reshape(p.shape) for p in self.parameters}
         return {
             name: flat[place] if shape is None else flat[place].reshape(shape) for name, place, shape in self._places
         }
@@ -186,8 +214,12 @@ class Layout:
         self, arrays: Mapping[str, Any], what: str, has: Callable[[int], bool] | None = None, part: str = ""
     ) -> dict[int, Any]:
         """Return number -> array of the part's parameters, without those for which `has` is true. Raises LayoutMismatch
-        as `hosted` does."""
+        as `hosted` does, and for a layout that has other arrays than float32."""
         check_mapping(arrays, f"{what}s")
+        if not self.trains:
+            raise LayoutMismatch(
+                f"the job has arrays of other dtypes than float32: it is published, and has no {what}s"
+            )
         wanted = self.numbers
         if part or has:
             wanted = {p.name: wanted[p.name] for p in self.parameters_in(part) if not (has and has(wanted[p.name]))}
@@ -260,16 +292,17 @@ class Layout:
                 "chunk_bytes": CHUNK_BYTES,
                 "parameters": [
                     {"name": p.name, "shape": p.shape, "start": p.start}
-                    | {what: value for what, value in (("part", p.part), ("buffer", p.buffer)) if value}
+                    | {key: value for key in ("part", "buffer", "dtype") if (value := getattr(p, key))}
                     for p in self.parameters
                 ],
             }
+            | ({"tied": dict(self.tied)} if self.tied else {})
         )
 
     @classmethod
-    def from_json(cls, text: object) -> Layout:
+    def from_json(cls, stored: object) -> Layout:
         """Return the layout that `to_json` wrote: from the text, or what it says. Raises CorruptData for any other."""
-        f = Fields.of_json(text, "the layout")
+        f = Fields.of_json(stored, "the layout")
         f.one_of("dtype", (DTYPE.str,))
         f.whole("chunk_bytes", CHUNK_BYTES, CHUNK_BYTES)
         parameters, stop, buffer = list[Parameter](), 0, ""
@@ -279,13 +312,34 @@ class Layout:
             shape = [whole(n, f"the shape of {name!r}", 0, MOST_ITEMS) for n in p.sequence("shape", _MOST_AXES)]
             part = p.name("part") if "part" in p else ""
             buffer = p.one_of("buffer", (buffer,) if buffer else ("", *BUFFER_KINDS), "")  # of one kind, and last
-            parameters.append(Parameter(name, tuple(shape), p.whole("start", stop, stop), part, buffer))
+            dtype = p.one_of("dtype", ("",) if buffer else _OTHERS, "")
+            whole(math.prod(n or 1 for n in shape), f"the items of {name!r}")  # NumPy cuts no view of more
+            parameters.append(Parameter(name, tuple(shape), p.whole("start", stop, stop), part, buffer, dtype))
             stop = whole(parameters[-1].stop, f"the end of {name!r}", 0, MOST_ITEMS)
         if len({bool(parameter.part) for parameter in parameters}) > 1:
-            refuse("the layout", "of parameters that all have a part, or none", text)
+            refuse("the layout", "of parameters that all have a part, or none", stored)
         if parameters and parameters[-1].part and parameters[-1].buffer:
-            refuse("the layout", "of parts or of buffers, and not of both", text)
+            refuse("the layout", "of parts or of buffers, and not of both", stored)
         if len({parameter.name for parameter in parameters}) != len(parameters):
-            refuse("the layout", "of parameters with different names", text)
+            refuse("the layout", "of parameters with different names", stored)
         whole(stop, "the layout: size", 1)
-        return cls(tuple(parameters), whole(len(f.sequence("shards", MOST_SHARDS)), "the layout: shards", 1, stop))
+        shards = whole(len(f.sequence("shards", MOST_SHARDS)), "the layout: shards", 1, stop)
+        return cls(tuple(parameters), shards, _tied(f, {p.name for p in parameters}))
+
+
+def _tied(f: Fields, names: Set[str]) -> dict[str, str]:
+    """Return what a stored layout says of tied arrays. Raises CorruptData unless each is one of the others `names`."""
+    tied = f.fields("tied").as_dict() if "tied" in f else {}
+    whole(len(tied), "the layout: tied arrays", 0, _MOST_PARAMETERS)
+    for name, stored in tied.items():
+        if text(name, "the layout: a tied name") in names or not isinstance(stored, str) or stored not in names:
+            refuse("the layout", "of tied arrays with names of their own, each stored under another", stored)
+    return tied
+
+
+def _check_size(size: int) -> None:
+    """Raise LayoutMismatch unless a job may have as many items."""
+    if not size:
+        raise LayoutMismatch("a job needs at least one parameter that has items")
+    if size > MOST_ITEMS:
+        raise LayoutMismatch(f"a job has at most {MOST_ITEMS} items, and these parameters have {size}")

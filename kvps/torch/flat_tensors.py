@@ -8,9 +8,9 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 import torch
 
+from kvps.arrays.dtypes import exposed
 from kvps.arrays.layout import Array, Layout
 from kvps.arrays.pieces import Parameter
 from kvps.arrays.runs import Runs
@@ -103,7 +103,7 @@ class FlatTensors:
 
 def tensor_of(array: Array) -> torch.Tensor:
     """Return a tensor on the memory of an array, which may be read-only and is only read."""
-    return torch.from_numpy(np.asarray(_Exposed(array)))
+    return torch.from_numpy(exposed(array))
 
 
 class _Memory:
@@ -121,14 +121,6 @@ class _Memory:
             self._arrays = [t.detach().numpy() for t in tensors] if plain and _NOTES_WRITES else None
             self._addresses = addresses
         return self._arrays
-
-
-class _Exposed:
-    """A read-only array's memory, shown as writable because PyTorch warns of read-only arrays; it is only read."""
-
-    def __init__(self, array: Array) -> None:
-        self._array = array  # keeps the memory alive for its users
-        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
 
 
 def _alike(tensors: list[torch.Tensor]) -> bool:
