@@ -1,6 +1,6 @@
 """The weights of a job's best version so far, in a file of safetensors that any program loads.
 
-    DIR/best/<job>.<id>.safetensors    name -> float32 array; its metadata has job, id, version, by, figures and digest
+    DIR/best/<job>.<id>.safetensors    name -> array; its metadata has job, id, version, by, figures and digest
 
 It is no checkpoint: the optimizer's state of a version is gone when its evaluation is known. It lies in a folder of its
 own, so that no command takes it for one.
@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file
 
 from kvps.arrays.layout import Array
 from kvps.errors import CorruptData, KvpsError, UsageError
 from kvps.history.evaluations import Evaluation, Wanted, figures_json
-from kvps.history.tensor_file import SUFFIX, drop_asides, write_tensors
-from kvps.machine.files import make_directory
-from kvps.parsing import Fields, file_name
+from kvps.history.tensor_file import SUFFIX, TensorFile, drop_asides, write_tensors
+from kvps.machine.files import make_directory, regular
+from kvps.parsing import MOST_JSON, Fields, file_name
 
 FOLDER = "best"
 _WHAT = "the best version"
@@ -46,9 +45,10 @@ class Best:
         origin = best_file(self.path.parent.parent, job, id)
         if self.evaluation or not (before := best_of(origin)) or before.version > version:
             return self.evaluation is not None
-        with safe_open(origin, "numpy") as file:
-            facts = file.metadata()
-        write_tensors(_WHAT, self.path, load_file(origin), facts)
+        with open(origin, "rb", opener=regular) as opened:
+            file = TensorFile(opened, origin)
+            facts, tensors = file.metadata.scalars(MOST_JSON), {name: file.array(name) for name in file.names}
+        write_tensors(_WHAT, self.path, tensors, facts)
         self.evaluation = before
         return True
 

@@ -3,7 +3,8 @@
     DIR/<job>.<id>-<version>.safetensors    weights under their own names, for any reader of safetensors
     DIR/.<that name>.<nonce>                a file that is being written, or whose writer was killed
 
-Optimizer state is stored beside the weights as `opt.<slot>/<parameter>`, all else in the metadata.
+Optimizer state is stored beside the weights as `opt.<slot>/<parameter>`, all else in the metadata. Each array has its
+own dtype; one that is tied is stored under its first name.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from numpy.typing import NDArray
 
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.arrays.number_ranges import counts_as_text, counts_in
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, counted
-from kvps.history.tensor_file import SUFFIX, check_tensors, write_tensors
+from kvps.history.tensor_file import SUFFIX, TensorFile, check_tensors, write_tensors
+from kvps.machine.files import regular
 from kvps.optim.custom import MOST_SLOTS
 from kvps.parsing import JOB_ID, MOST_JSON, Fields, file_name, name, sequence, whole, word
 from kvps.protocol.job_state import Begin, Member, State
@@ -38,8 +40,8 @@ _MOST_SLOTS = MOST_SLOTS + 1  # an optimizer's, and the view
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A job at one version. `weights` are (size,) float32 in layout order; `slots` maps each optimizer slot to such an
-    array (no slots at version 0, where all are zeros).
+    """A job at one version. `weights` are (size,) float32 in layout order, or the words of other dtypes; `slots`
+    maps each optimizer slot to such an array (no slots at version 0, where all are zeros).
 
     `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest, and `lr`
     is the learning rate that was set then; None for the optimizer's own. `states` has the state of each worker, behind
@@ -127,8 +129,8 @@ class Checkpoint:
         """Write a file beside `path`, sync it and rename it. Raises KvpsError, and then leaves `path` as it was."""
         write_tensors("checkpoint", Path(path), self._tensors(), self._metadata())
 
-    def _tensors(self) -> dict[str, Array]:
-        tensors: dict[str, Array] = dict(self.layout.views(self.weights))
+    def _tensors(self) -> dict[str, NDArray[Any]]:
+        tensors: dict[str, NDArray[Any]] = dict(self.layout.views(self.weights))
         for slot, array in self.slots.items():
             named = self.layout.views(array).items()
             tensors |= {_state_name(self.layout, slot, name): values for name, values in named}
@@ -163,17 +165,20 @@ class Checkpoint:
         path = Path(path)
         check_tensors(path)
         try:
-            with safe_open(path, "numpy") as file:
-                f = Fields(file.metadata(), str(path))
+            with open(path, "rb", opener=regular) as opened:
+                file = TensorFile(opened, path)
+                f = file.metadata
                 if (format := f.text("kvps")) != _FORMAT:
                     raise CorruptData(f"{path} has format {format}, this kvps reads {_FORMAT}: use a newer kvps")
                 layout = Layout.from_json(f.text("layout", MOST_JSON))
                 where = f"{path}: slots"
                 names = [word(slot, where) for slot in sequence(f.json("slots"), where, _MOST_SLOTS)]
-                if path.stat().st_size < layout.nbytes * (1 + len(names)):
+                if names and not layout.trains:
+                    raise CorruptData(f"{path} has the optimizer's state of a job that is published, and has none")
+                if path.stat().st_size < sum(p.nbytes for p in layout.parameters) * (1 + len(names)):
                     raise CorruptData(f"{path} is too short for the {counted(layout.size, 'item')} of its layout")
                 slots = {
-                    slot: _flat(layout, lambda name, slot=slot: file.get_tensor(_state_name(layout, slot, name)))
+                    slot: _flat(layout, file, {p.name: _state_name(layout, slot, p.name) for p in layout.parameters})
                     for slot in names
                 }
                 clock, skip = _counts(f, "clock"), _counts(f, "skip")
@@ -188,7 +193,7 @@ class Checkpoint:
                     skip=skip,
                     workers=_workers(f, clock, skip),
                     units=f.json_fields("units").scalars(),
-                    weights=_flat(layout, file.get_tensor),
+                    weights=_flat(layout, file, {}),
                     slots=slots,
                     saved=f.text("saved"),
                     run=_run(f),
@@ -199,7 +204,7 @@ class Checkpoint:
                     states=f.json_fields("states").scalars(2 * MOST_BYTES) if "states" in f else {},
                     suspended="suspended" in f,
                 )
-        except (SafetensorError, OSError) as error:
+        except OSError as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None
 
 
@@ -229,14 +234,16 @@ def _members(workers: Mapping[str, str], clock: Mapping[str, int], skip: Mapping
         yield Member.of(worker, entry, done + skipped, done)
 
 
-def _flat(layout: Layout, tensor: Any) -> Array:
-    """Return the tensors of all parameters end to end: (size,) float32."""
+def _flat(layout: Layout, file: TensorFile, names: Mapping[str, str]) -> Array:
+    """Return the tensors of all parameters end to end, as the layout has them: (size,) float32. `names` has the names
+    under which they are in the file, where these are other ones."""
     flat: Array = np.empty(layout.size, DTYPE)
     for p in layout.parameters:
-        array = tensor(p.name)
-        if array.dtype != DTYPE or array.shape != p.shape:
-            raise CorruptData(f"tensor {p.name!r} is not a float32 array of shape {p.shape}")
-        flat[p.start : p.stop] = array.reshape(-1)
+        array = file.array(names.get(p.name, p.name))
+        if array.dtype != p.stored_as.numpy or array.shape != p.shape:
+            raise CorruptData(f"tensor {p.name!r} is not a {p.stored_as.name} array of shape {p.shape}")
+        flat[p.stop - 1 : p.stop] = 0  # what lies behind the last item
+        p.items_in(flat)[:] = array.reshape(-1)
     return flat
 
 

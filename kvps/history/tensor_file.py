@@ -8,37 +8,47 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from kvps.arrays.digest import view
-from kvps.arrays.layout import DTYPE, Array
+from kvps.arrays.dtypes import DTYPES
 from kvps.errors import CorruptData, InvalidSetting, KvpsError
 from kvps.machine.files import private, regular, sync_directory
+from kvps.parsing import Fields, whole
 
 SUFFIX = ".safetensors"
 _UNKNOWN = "0" * 32
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{32})"')
 _LONGEST_HEADER = 100 << 20  # that safetensors allows
 _PIECE = 1 << 20
+_MOST_AXES = 64
+_BY_NAME = {dtype.safetensors: dtype for dtype in DTYPES.values()}
 
 
-def write_tensors(what: str, path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+def write_tensors(what: str, path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
     """Write a file of safetensors beside `path`, with the digest of its bytes in its metadata, sync it and rename it.
-    `what` it is says the message of the KvpsError that it raises; then `path` is as it was.
+
+    The tensors have dtypes of `kvps.arrays.dtypes.DTYPES`. `what` it is says the message of the KvpsError that it
+    raises; then `path` is as it was.
 
     The library's own writer gives the file that it writes a name of its own, which nobody would find again.
     """
-    arrays = {name: np.asarray(array, DTYPE, order="C") for name, array in tensors.items()}
+    arrays = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+    # Whoever maps the file finds all items aligned, as there is no padding: the largest come first.
+    arrays = dict(sorted(arrays.items(), key=lambda item: -item[1].itemsize))
     head = _head(arrays, {**metadata, "digest": _UNKNOWN})
     place = _DIGEST.search(head)
     assert place
@@ -50,7 +60,8 @@ def write_tensors(what: str, path: Path, tensors: Mapping[str, Array], metadata:
                 fcntl.flock(file, fcntl.LOCK_EX)
             file.write(head)
             hasher = xxhash.xxh3_128(head)
-            for memory in map(view, arrays.values()):
+            for array in arrays.values():
+                memory = view(array.reshape(-1).view(np.uint8))  # bfloat16 and float8 give no memoryview themselves
                 file.write(memory)
                 hasher.update(memory)
             file.seek(place.start(1))
@@ -74,16 +85,59 @@ def drop_asides(directory: Path) -> None:
                 aside.unlink()
 
 
-def _head(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+def _head(arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
     """Return what stands before the bytes of the arrays: the length of the header, and the header."""
     entries: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, array in arrays.items():
         begin, end = end, end + array.nbytes
-        entries[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": [begin, end]}
+        entries[name] = {
+            "dtype": DTYPES[str(array.dtype)].safetensors,
+            "shape": array.shape,
+            "data_offsets": [begin, end],
+        }
     header = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header
+
+
+class TensorFile:
+    """Reads the tensors of an open file of safetensors, each in its own dtype: the library has no bfloat16 and no
+    float8 for NumPy. Its methods raise CorruptData for a file that is not as its header says."""
+
+    def __init__(self, file: BufferedReader, path: Path) -> None:
+        self._file, self._path = file, path
+        file.seek(0)
+        size = whole(int.from_bytes(file.read(8), "little"), f"{path}: the length of its header", 2, _LONGEST_HEADER)
+        header = file.read(size).decode(errors="replace")
+        self._header = Fields.of_json(header, str(path), _LONGEST_HEADER)
+        self._begin = 8 + size
+        self._nbytes = max(0, os.fstat(file.fileno()).st_size - self._begin)
+
+    @property
+    def metadata(self) -> Fields:
+        return self._header.fields("__metadata__")
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self._header if name != "__metadata__"]
+
+    def array(self, name: str) -> NDArray[Any]:
+        """Return a tensor. It is not read if the file is too short for it."""
+        entry = self._header.fields(name)
+        where = f"{self._path}: tensor {name!r}"
+        dtype = _BY_NAME[entry.one_of("dtype", tuple(_BY_NAME))]
+        shape = tuple(whole(n, f"{where}: shape") for n in entry.sequence("shape", _MOST_AXES))
+        whole(math.prod(n or 1 for n in shape), f"{where}: items")  # NumPy makes no array of more
+        offsets = [whole(n, f"{where}: offset", 0, self._nbytes) for n in entry.sequence("data_offsets", 2)]
+        nbytes = math.prod(shape) * dtype.itemsize
+        if len(offsets) != 2 or offsets[1] - offsets[0] != nbytes:
+            raise CorruptData(f"{where} does not have the {nbytes} bytes of shape {shape} and {dtype.name}")
+        memory = np.empty(nbytes, np.uint8)
+        self._file.seek(self._begin + offsets[0])
+        if self._file.readinto(memory.data) != memory.size:
+            raise CorruptData(f"{where} is cut short")
+        return memory.view(dtype.numpy).reshape(shape)
 
 
 def check_tensors(path: Path) -> None:
