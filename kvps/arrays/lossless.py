@@ -39,7 +39,8 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from kvps.arrays.layout import DTYPE, Array, Layout, Parameter
+from kvps.arrays.layout import DTYPE, Array, Layout
+from kvps.arrays.pieces import Parameter
 from kvps.arrays.planes import NumberReader, Reader, compressor, planes_of
 
 Items = NDArray[Any]
@@ -89,7 +90,7 @@ def stretches(layout: Layout, shard: int) -> list[Stretch]:
 
 def _width(parameter: Parameter) -> int:
     """Return how many bytes an item of the parameter has."""
-    return np.dtype(getattr(parameter, "dtype", "") or DTYPE).itemsize
+    return parameter.stored_as.itemsize
 
 
 def encode(stretches: Sequence[Stretch], old: Array, new: Array) -> bytes | None:
