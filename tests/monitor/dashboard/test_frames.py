@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,16 @@ def test_every_chart_is_of_the_whole_run_by_version(store: Store) -> None:
     assert (series["eval.loss"], series["eval.far"]) == ({4: (0.25,)}, {4: (None,)})
     history.add(2, found)
     assert all(of.rewritten < 2 for of in history.snapshot().values()), "what was added is left out"
+
+
+def test_a_job_behind_a_checkpoint_has_each_of_its_first_versions(store: Store) -> None:
+    made = replace(store.create_job("before", model()).checkpoint(), version=5_000)
+    job = store.restore_job(made, "behind")
+    entries = [
+        f"version {n} at 1 contributions 1 received 1 stored 1 square_sum 1 progress 1" for n in range(5_001, 5_901)
+    ]
+    job.access.scripts.trace(0, entries)
+    assert [v.version for v in versions_of(job)] == list(range(5_001, 5_901))
 
 
 def test_the_last_mean_of_losses_is_the_one_of_the_tile(store: Store) -> None:

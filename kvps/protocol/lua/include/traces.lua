@@ -1,20 +1,25 @@
 -- traces: appends entries to a trace, each a text of names and values. The traces of a thousand workers take no more
--- room than those of sixty. Two hashes have the whole run, of every 2^n-th version: n grows with the versions. It follows
--- from the version alone, so that a version costs one write.
+-- room than those of sixty. Two hashes have the whole run, of every 2^n-th version: n grows with the versions that the job
+-- has made since it began. It follows from the version, so that a version costs one write.
 -- USES numbers
 
-local function every_of(version) return 2 ^ math.max(0, select(2, math.frexp((version - 1) / 1000))) end
+-- Returns the version with which the job began: that of a checkpoint, or 0.
+local function begun_at() return whole(redis.call('HGET', keys.version, 'from_version') or '') or 0 end
 
-local function is_kept(version) return version and version % every_of(version) == 0 end
+local function every_of(version, begun)
+  return 2 ^ math.max(0, select(2, math.frexp((version - begun - 1) / 1000)))
+end
+
+local function is_kept(version, begun) return version and version % every_of(version, begun) == 0 end
 
 -- Deletes the versions of such a hash that its highest one does not keep, once there are more than a thousand.
-local function thin(key)
+local function thin(key, begun)
   local kept, highest = redis.call('HLEN', key), 1
   if kept <= 1000 then return end
   if kept > 4000 then return redis.call('DEL', key) end -- another program wrote there
   local fields = redis.call('HKEYS', key)
   for _, field in ipairs(fields) do highest = math.max(highest, whole(field) or 1) end
-  local every = every_of(highest)
+  local every = every_of(highest, begun)
   for _, field in ipairs(fields) do
     local version = whole(field)
     if not version or version % every ~= 0 then redis.call('HDEL', key, field) end
@@ -39,10 +44,10 @@ end
 
 -- Notes the losses of iterations: by the version that their weights were before.
 local function note_losses(key, said)
-  local noted = false
+  local noted, begun = false, begun_at()
   for _, each in ipairs(said) do
     local loss, base = tonumber(each.loss), whole(each.version)
-    if loss and base and loss == loss and math.abs(loss) ~= math.huge and is_kept(base + 1) then
+    if loss and base and loss == loss and math.abs(loss) ~= math.huge and is_kept(base + 1, begun) then
       local before = redis.call('HGET', key, base + 1) or ''
       local number, sum, low, high = before:match('^(%d+) (%S+) (%S+) (%S+)$')
       low, high = math.min(tonumber(low) or loss, loss), math.max(tonumber(high) or loss, loss)
@@ -51,16 +56,17 @@ local function note_losses(key, said)
       noted = true
     end
   end
-  if noted then thin(key) end
+  if noted then thin(key, begun) end
 end
 
 -- Notes a shard's parts of versions: how many parts there are, the bytes received and stored for them, the sum of
 -- squares of the gradient; and of the version when it was made, its contributions and those before it, the sum and the
 -- highest of their staleness, the learning rate.
 local function note_versions(key, said)
+  local begun = begun_at()
   for _, each in ipairs(said) do
     local version = whole(each.version)
-    if is_kept(version) then
+    if is_kept(version, begun) then
       local rest = table.concat({ each.at, each.contributions, each.progress or 0, each.late or 0, each.latest or 0,
         each.lr or 0 }, ' ')
       local part = table.concat({ 1, each.received, each.stored, each.square_sum, rest }, ' ')
@@ -72,5 +78,5 @@ local function note_versions(key, said)
       end
     end
   end
-  thin(key)
+  thin(key, begun)
 end
