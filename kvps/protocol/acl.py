@@ -77,24 +77,24 @@ _AGGREGATOR = Role(
     loads=True,
 )
 ROLES = {
-    "worker": _WORKER,
     "reader": _READER,
-    "aggregator": _AGGREGATOR,
     "evaluator": _EVALUATOR,
-    "submitter": Role(
-        scripts=("create", "sync"),
-        commands=("SET", "UNLINK", "WAIT", "CLUSTER|NODES"),
-        writes=(_ALL_KEYS,),
-        loads=True,
-        lists=True,
-        queues=True,
-    ),
+    "worker": _WORKER,
+    "aggregator": _AGGREGATOR,
     "host": Role(
         scripts=(*_WORKER.scripts, "evict"),
         commands=_WORKER.commands,
         writes=_WORKER.writes,
         bytes=_WORKER.bytes,
         loads=True,
+        queues=True,
+    ),
+    "submitter": Role(
+        scripts=("create", "sync"),
+        commands=("SET", "UNLINK", "WAIT", "CLUSTER|NODES"),
+        writes=(_ALL_KEYS,),
+        loads=True,
+        lists=True,
         queues=True,
     ),
     "operator": Role(

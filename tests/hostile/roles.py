@@ -38,7 +38,6 @@ from kvps.errors import KvpsError
 from kvps.protocol import acl
 from kvps.protocol.scripts import SCRIPTS
 
-ROLES = ("reader", "evaluator", "worker", "aggregator", "host", "submitter", "operator")
 OTHER = "other"
 PAGE = ROOT / "docs/security.md"
 VALUES = {"long": LONG, "huge": [str(2**53 - 1), str(2**53), "1000000000"], "negative": ["-1"], "wrong": ["x", ""]}
@@ -252,13 +251,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--share", type=float, default=1.0, help="of the hostile values, chosen by chance")
     parser.add_argument("--members", type=int, default=1_000_000, help="of a collection that has many")
-    parser.add_argument("--role", choices=ROLES, action="append", help="try these roles, and compare no table")
+    parser.add_argument("--role", choices=acl.ROLES, action="append", help="try these roles, and compare no table")
     asked = parser.parse_args()
     hurry()
     logging.disable()  # what is logged about damaged jobs
     rows: dict[str, Reach] = {}
     with running_server() as url, tempfile.TemporaryDirectory() as folder:
-        for role in asked.role or ROLES:
+        for role in asked.role or acl.ROLES:
             began = time.monotonic()
             with ExitStack() as stack:
                 place = Place(url, Path(folder) / "files", QUEUE if acl.ROLES[role].queues else "units", stack)
