@@ -47,6 +47,8 @@ if sys.platform == "win32":  # it has no Unix sockets, locks of files and memory
     raise SystemExit(f"kvps: error: {_WHY}") if sys.argv[0] == "-m" or "kvps" in sys.argv[0] else ImportError(_WHY)
 
 if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
+    from kvps.actors.publisher import Publisher
+    from kvps.actors.watch import Watch
     from kvps.config import JobConfig, JobSettings
     from kvps.device.base import Device, open_device
     from kvps.history.checkpoint import Checkpoint
@@ -111,6 +113,7 @@ __all__ = [
     "NotFinite",
     "Optimizer",
     "ParameterGroup",
+    "Publisher",
     "RMSprop",
     "RunContext",
     "ServerError",
@@ -122,6 +125,7 @@ __all__ = [
     "TaskFailed",
     "TooManyClients",
     "UsageError",
+    "Watch",
     "WorkerAlive",
     "WorkerError",
     "WorkerEvicted",
@@ -137,6 +141,8 @@ __all__ = [
 ]
 
 _HOMES = {  # a module, and the names here that it defines; the others are those of kvps.optim
+    "kvps.actors.publisher": ("Publisher",),
+    "kvps.actors.watch": ("Watch",),
     "kvps.config": ("JobConfig", "JobSettings"),
     "kvps.device.base": ("Device", "open_device"),
     "kvps.history.checkpoint": ("Checkpoint",),

@@ -11,15 +11,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
 
-from kvps.arrays.digest import Buffers, chunked, digest_of, finite, fold, view
+from kvps.actors.published import Asked, holder_of, published_job
+from kvps.actors.publisher import Publisher
+from kvps.actors.watch import Watch, await_job
+from kvps.arrays.digest import Buffers, chunked, chunked_flat, digest_of, finite, fold
 from kvps.arrays.formats import encoded, format_of
 from kvps.arrays.inputs import of_pytorch
-from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Layout
+from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Array, Layout
 from kvps.arrays.number_ranges import counts_as_text
 from kvps.arrays.parts import with_parts
 from kvps.arrays.pieces import Buffer, Parameter
@@ -47,7 +51,7 @@ from kvps.errors import (
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job, readable
 from kvps.optim.trial import try_out
-from kvps.parsing import bytes_text
+from kvps.parsing import bytes_text, whole_setting
 from kvps.protocol.answers import being_removed, job_exists, job_not_found
 from kvps.protocol.job_state import State
 from kvps.protocol.keys import JOBS, MEMORY, JobKeys, check_id, check_new_name, staged_name
@@ -223,6 +227,54 @@ class Store:
             )
         return job
 
+    def create_published(self, name: str, layout: Layout, flat: Array, config: JobConfig) -> Job:
+        """Create a job whose versions a learner publishes: `flat`, (layout.size,) words, is version 0. Raises
+        JobExists, InvalidName, InvalidSetting; nothing was changed then."""
+        check_new_name("job", name)
+        chunks = chunked_flat(layout, flat)
+        return self._make(name, config, layout, [("w", chunks)], None, self._spread_id(name, config.shards))
+
+    def publisher(
+        self,
+        name: str,
+        model: Any,
+        *,
+        dtype: str | None = None,
+        shards: int = 1,
+        durability: str = "memory",
+        checkpoints: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 100,
+        wait: float | None = None,
+        takeover: bool = False,
+    ) -> Publisher:
+        """Return the publisher of a job whose versions this process makes, with an optimizer of its own.
+
+        with store.publisher("policy", model) as policy:
+            while policy.version < 1000:
+                ...
+                policy.publish(model, loss=loss)
+
+        `model` is a module, a state dict, or name -> array, of any dtypes. If there is no such job, it is made, and the
+        weights are its version 0; else `model` only says which names, shapes and dtypes are meant: `Publisher.load`
+        brings it to the newest version. With `dtype`, such as "bf16", arrays of wider floats are published in that one.
+        `shards` and `durability` are those of `create_job`. A checkpoint is written `checkpoint_every` so many versions
+        into the directory `checkpoints`.
+
+        A job has one publisher. The next one waits for its end, up to `wait` seconds or as long as it takes; or with
+        `takeover` it takes its place, and what the other one publishes from then on is refused. Raises LayoutMismatch,
+        NotFinite, InvalidSetting, UsageError if the job is trained by workers or still published by another process.
+        """
+        asked = Asked(dtype, shards, durability)
+        every = whole_setting("checkpoint_every", checkpoint_every, 1)
+        directory = Path(checkpoints) if checkpoints is not None else None
+        job, dtypes, given = published_job(self, name, model, asked)
+        return Publisher(job, dtypes, given, holder_of(job, given, directory, every)).take(wait, takeover)
+
+    def watch(self, name: str, wait: float = 60.0) -> Watch:
+        """Return a watch of a job, which brings its newest weights here again and again; see `kvps.Watch`. If there is
+        no such job yet, the call waits for it, up to `wait` seconds. Raises JobNotFound, CorruptData."""
+        return Watch(await_job(partial(self.job, name), wait))
+
     def restore_job(
         self,
         checkpoint: Checkpoint,
@@ -250,10 +302,7 @@ class Store:
         config = config if shards is None else replace(config, shards=shards)
         layout = checkpoint.layout.of_shards(config.shards)
         arrays = {"w": checkpoint.weights, **checkpoint.slots}
-        chunks = [
-            (what, [[[view(flat[c.start : c.stop])] for c in shard] for shard in layout.chunks])
-            for what, flat in arrays.items()
-        ]
+        chunks = [(what, chunked_flat(layout, flat)) for what, flat in arrays.items()]
         changed = checkpoint.config.changes(before) if before else {}
         id = self._spread_id(name, config.shards) if id is None else check_id(id)
         return self._make(name, config, layout, chunks, checkpoint, id, changed)

@@ -2,6 +2,7 @@
 
 from kvps_aggregator.aggregator import Aggregator, serve
 from kvps_aggregator.held_shards import AggregatorOptions
+from kvps_aggregator.publishing import Publishing
 from kvps_aggregator.version_maker import Outcome
 
-__all__ = ["Aggregator", "AggregatorOptions", "Outcome", "serve"]
+__all__ = ["Aggregator", "AggregatorOptions", "Outcome", "Publishing", "serve"]

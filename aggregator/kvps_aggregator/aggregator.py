@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kvps.connection.client import WAIT_MS
 from kvps.device.base import CPU, Device
-from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError
+from kvps.errors import CorruptData, InvalidSetting, JobNotFound, KvpsError, UsageError
 from kvps.job import Job
 from kvps.protocol.answers import ServerRestarted
 from kvps_aggregator.checkpoints import AS_USUAL, Checkpoints, KeptLog
@@ -60,9 +60,11 @@ def serve(
     gone. If this process does not see that memory, the job continues in this process's memory, from the version that
     Redis has. `near` names the nodes of a cluster whose shards this process takes before others.
 
-    Raises ServerLost, CorruptData; KvpsError if a record cannot be written or the device fails; InvalidSetting for
-    `memory_lost` of a job over Redis, and for `near` without a cluster.
+    Raises ServerLost, CorruptData; UsageError for a job that a learner publishes; KvpsError if a record cannot be
+    written or the device fails; InvalidSetting for `memory_lost` of a job over Redis, and for `near` without a cluster.
     """
+    if job.config.metadata.publishes:
+        raise UsageError(f"job {job.name!r} needs no aggregator: the learner that publishes it makes its versions")
     if memory_lost and job.config.transport == "redis":
         raise InvalidSetting(f"the arrays of job {job.name!r} are in Redis: it has no shared memory to lose")
     if memory_lost and job.access.transport.seen:

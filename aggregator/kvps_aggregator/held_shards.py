@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvps.arrays.layout import Array
 from kvps.device.base import CPU, Device
 from kvps.errors import CorruptData, KvpsError, LeaseLost, counted, some_of
 from kvps.job import Job
@@ -30,6 +31,7 @@ from kvps_aggregator.shard.storage import Storage
 from kvps_aggregator.shard.storage_redis import RedisStorage
 from kvps_aggregator.shard.storage_shm import ShmStorage
 from kvps_aggregator.step.device_step import DeviceStep
+from kvps_aggregator.step.given_arrays import GivenArrays
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 log = logging.getLogger("kvps.commit")
@@ -73,8 +75,10 @@ class HeldShards:
         eligible: list[int],
         options: AggregatorOptions,
         keeper: LeaseKeeper | None,
+        given: Array | None = None,
     ) -> None:
-        """`eligible` are the shards that it may hold. Without a `keeper` of leases it has its own."""
+        """`eligible` are the shards that it may hold. Without a `keeper` of leases it has its own. `given` is where a
+        learner puts the weights of the next version, (layout.size,)."""
         self.shards: dict[int, Shard] = {}
         self.leases = Leases(job, keeper)
         self.choice = ShardChoice(job, self.leases.holder, eligible, options.near)
@@ -84,6 +88,7 @@ class HeldShards:
         self._last_messages: dict[str, str] = {}  # by what they are about
         self._job = job
         self._stop = stop
+        self._given = given
         self._options = options
         self._lost_memory = job.config.metadata.memory if options.memory_lost else ""
         self._sweeper = Sweeper(job)
@@ -194,7 +199,9 @@ class HeldShards:
     def _open(self, number: int, term: str, memory_lost: bool) -> Shard:
         """Return a shard held under `term`, which must be loaded next."""
         job, device, record = self._job, self._options.device, self._options.record
-        if device is CPU:
+        if self._given is not None:
+            arrays: ShardArrays = GivenArrays(job.config, job.layout, number, self._given)
+        elif device is CPU:
             arrays = ShardArrays(job.config, job.layout, number)
         else:
             arrays = DeviceStep(job.config, job.layout, number, device)

@@ -171,6 +171,10 @@ class JobWatcher:
             with readable(name):
                 job = self._store.job(name)
                 state = job.state()
+                if job.config.metadata.publishes:  # its learner makes the versions
+                    self._watched.pop(name, None)
+                    self._rest(name, _MOST_AGAIN_S)
+                    return
                 if unlisted := [name for name in job.config.user_code if name not in self._allow]:
                     self._leave(job, unlisted, state.finished(job.config))
                     return

@@ -59,9 +59,12 @@ class VersionMaker:
         self._held.settle(planned.version, planned.pin)
         if planned.waits_for_workers and self._held.shards:
             self._held.say("workers", f"waits for {counted(self._job.config.workers, 'worker')} to join")
-        plan = planned.plan
-        unstaged = [shard for shard in self._held.shards.values() if plan and shard.staged != plan]
-        if plan is None or not unstaged:
+        return self.make(planned.plan) if planned.plan else Outcome.IDLE
+
+    def make(self, plan: Plan) -> Outcome:
+        """Work on this plan, which is open."""
+        unstaged = [shard for shard in self._held.shards.values() if shard.staged != plan]
+        if not unstaged:
             return Outcome.IDLE
         if not self._job.config.measures_gradients or not plan.contributions:
             return self._advance_each(unstaged, plan)

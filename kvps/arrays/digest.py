@@ -48,6 +48,11 @@ def chunked(layout: Layout, arrays: Sequence[Array]) -> list[list[Buffers]]:
     ]
 
 
+def chunked_flat(layout: Layout, flat: Array) -> list[list[Buffers]]:
+    """Return what `chunked` does, of all arrays in one, (layout.size,)."""
+    return [[[view(flat[c.start : c.stop])] for c in chunks] for chunks in layout.chunks]
+
+
 def shard_digests(layout: Layout, flat: Array) -> list[str]:
     """Return the digest of each shard's part of a flat array (shape (size,), float32), as in the commit log."""
     return [fold(digest_of([view(flat[c.start : c.stop])]) for c in chunks) for chunks in layout.chunks]

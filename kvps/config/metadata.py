@@ -13,8 +13,8 @@ from kvps.machine.launcher import Launcher
 class Metadata:
     """What a job notes of itself and of the loop of its task. Raises InvalidSetting.
 
-    No plan reads it, and of scripts only two: `adopt` compares and changes `launched_by`, and `join` reads the task of
-    a job of an earlier version, which has no `fixed_workers`.
+    No plan reads it, and of scripts only three: `adopt` compares and changes `launched_by`, `join` reads the task of
+    a job of an earlier version, which has no `fixed_workers`, and `join` and `publish` ask who makes the versions.
 
     launched_by  changes when another command resumes the job
     memory       changes when that memory is lost
@@ -40,6 +40,12 @@ class Metadata:
         why_not=not_a_launcher,
     )
     memory: str = setting("", "With shm: which host's memory holds the arrays.")
+    publishes: int = setting(
+        0,
+        "Whether a learner with an optimizer of its own publishes the versions: no worker joins, and no aggregator "
+        "serves the job.",
+        bounds=(0, 1),
+    )
 
     def __post_init__(self) -> None:
         for name, spec in METADATA.items():

@@ -316,8 +316,8 @@ class UncheckedConfig:
 
     @property
     def mode(self) -> str:
-        """BSP, SSP(N) or ASP."""
-        return mode_name(self.staleness)
+        """BSP, SSP(N) or ASP; or published, by a learner."""
+        return "published" if self.metadata.publishes else mode_name(self.staleness)
 
 
 SPECS = table_of(UncheckedConfig)

@@ -11,3 +11,5 @@ LEAST_EARLY_BYTES = 256 << 10
 """A contribution to a shard that has fewer is not worth a request for the inbox."""
 VERSIONS_KEPT = 2
 """The present version and the one before, which stay readable however large the model is."""
+MOST_DIFFERENCES = 256
+"""The lossless differences that are kept beside the versions that a learner publishes."""

@@ -84,6 +84,7 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job}:taken_units                 zset    next_unit, push,    unit -> when (ms) it was handed out to the one
                                                    leave, evict.lua    worker that computes it
     kvps:{job}:plan                        hash    plan, reject,       the one open plan: id, version, head, history,
+                                                   publish,            nonce (of the learner's call that opened it),
                                                    recover.lua         through (the last inbox id it takes), ids (all
                                                                        of them, in a version of units), and text, the
                                                                        JSON that is logged
@@ -367,6 +368,16 @@ def segment_of(key: str) -> str:
 def staged_name(version: int, term: str) -> str:
     """Return the name under which a term stages a version."""
     return f"{version}.{term}"
+
+
+def version_of(name: str) -> int:
+    """Return the version that was staged under a name."""
+    return int(name.partition(".")[0])
+
+
+def term_of(name: str) -> str:
+    """Return the term that staged a version under a name."""
+    return name.partition(".")[2]
 
 
 def following(name: str) -> str:

@@ -11,6 +11,7 @@ from kvps.arrays.pieces import Chunk
 from kvps.parsing import NAME, Fields, refuse
 
 _MOST_CONTRIBUTIONS = 1 << 20
+_MOST_BY = 300
 _TEXT = re.compile(
     rf"({NAME.pattern}) ([A-Za-z0-9-]{{1,80}}) (\d{{1,16}}) (\d{{1,16}}) (\d{{1,16}}) (\d{{1,16}}) (-|\d{{1,16}}) "
     rf"([A-Za-z0-9,-]{{1,65536}})(?: ({NAME.pattern}))?(?: lacks:({RANGES}))?",
@@ -71,7 +72,8 @@ class Plan:
     """The contributions that make the next version. `progress` is the sum of the vector clock before it.
 
     Contributions in `rejected` turned out damaged: they are no part of the version, but their rounds end with it. `lr`
-    is the learning rate that somebody has set for the job; None if the optimizer's own is used.
+    is the learning rate that somebody has set for the job; None if the optimizer's own is used. Of a version that a
+    learner published, `by` says who that is, and `loss` what it said of the weights.
     """
 
     id: int
@@ -83,6 +85,8 @@ class Plan:
     contributions: tuple[Contribution, ...]
     rejected: tuple[Contribution, ...]
     lr: float | None = None
+    by: str = ""
+    loss: float | None = None
 
     @property
     def counting(self) -> list[Contribution]:
@@ -121,4 +125,6 @@ class Plan:
             contributions=contributions("contributions"),
             rejected=contributions("rejected"),
             lr=set_lr(f),
+            by=f.text("by", _MOST_BY, default=""),
+            loss=f.number("loss") if "loss" in f else None,
         )

@@ -40,6 +40,7 @@ from kvps.protocol.answers import (
     lease_lost,
     made_anew,
 )
+from kvps.protocol.job_state import State
 from kvps.protocol.keys import JobKeys
 from kvps.protocol.lua_scripts import Call, Request, T, evaluate, load_scripts, with_scripts
 from kvps.protocol.plan import Contribution, Plan
@@ -163,6 +164,8 @@ class JobScripts:
                 if is_this(entry.as_dict()):
                     lives = "has joined in this very process: close its session or optimizer before it joins again"
                 raise WorkerAlive(f"worker {worker!r} of job {job!r} {lives}", entry.as_dict())
+            case ["PUBLISHED"]:
+                raise UsageError(f"job {job!r} has no workers: a learner publishes its weights; see Store.watch")
             case ["COMPLETE", *workers]:
                 raise UsageError(f"job {job!r} has all its workers ({some_of(sorted(workers))}): join as one of them")
         raise damaged(f"{self._keys.workers} (worker {worker!r})")
@@ -243,6 +246,26 @@ class JobScripts:
             case ["SAME" | "IDLE" | "EARLY" as code, int(version), str(pin), int(members)]:
                 return Planned(version, pin, members, known if code == "SAME" else None, code == "EARLY")
         raise damaged(self._keys.version)
+
+    def publish(self, term: str, state: State, by: str, loss: float | None, nonce: str) -> Plan | None:
+        """Open the plan of the version behind `state`, which a learner has made, and return it; None if the job has
+        such a version already. `term` is that of shard 0. Raises LeaseLost, PlanGone if the job is not in that state
+        any more, RunOver, UsageError for a job of workers."""
+        values: dict[str, Any] = {"version": state.version + 1, "head": state.head, "history": state.history}
+        values |= {"by": by, "loss": "" if loss is None else repr(loss), "nonce": nonce}
+        reply = self._run("publish", shard=0, term=term, **values)
+        match reply:
+            case ["OPEN", int(_), str(text)]:
+                return Plan.from_json(text)
+            case ["MADE", _]:
+                return None
+            case ["HEAD" | "HISTORY", *_]:
+                raise PlanGone
+            case ["STOPPED", *run]:
+                raise RunOver(_run(run))
+            case ["TRAINED"]:
+                raise UsageError(f"job {self._keys.job!r} is trained by its workers: no learner publishes it")
+        raise damaged(self._keys.plan)
 
     def ready(self, shard: int, term: str, plan: Plan, digest: str) -> CommitResult:
         """Note that a shard's part is staged. Raises LeaseLost, and PlanGone if the plan is not open any more."""

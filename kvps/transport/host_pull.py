@@ -24,10 +24,11 @@ class HostPull:
 
     receives = True
 
-    def __init__(self, access: JobAccess, reader: WeightReader) -> None:
+    def __init__(self, access: JobAccess, reader: WeightReader, whose: str = "workers") -> None:
+        """`whose` copies they are: those of workers may be in a format of their own."""
         self._layout = access.layout
         self._reader = reader
-        self._copy: HostCopy | None = HostCopy(_name(access.keys.id), access.layout.size)
+        self._copy: HostCopy | None = HostCopy(_name(access.keys.id, whose), access.layout.size)
         self._copy.enter()  # before the first pull, so that the others know
 
     @staticmethod
@@ -71,13 +72,13 @@ class HostPull:
         self._reader.close()
 
 
-def _name(id: str) -> str:
-    """Return the name of the copies of a job's workers. Readers have others: they may rest, and workers may not.
+def _name(id: str, whose: str) -> str:
+    """Return the name of the copies of a job's workers or watchers. Snapshots have others: their readers may rest.
 
     Hosts may have one runtime directory in common, in a network file system whose locks hold on all of them. Only
     workers that see each other's processes may meet in one file.
     """
-    return f"{id}.workers-{digest_of([memoryview(process.space().encode())])}"
+    return f"{id}.{whose}-{digest_of([memoryview(process.space().encode())])}"
 
 
 def is_far(client: Client) -> bool:

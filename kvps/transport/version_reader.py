@@ -228,6 +228,10 @@ class VersionReader(StateReader):
             skipped |= skipped_in(text, state.version, len(layout.parameters))
         return weights, slots, skipped
 
+    def read_exactly(self, names: Sequence[str], flat: Array) -> None:
+        """Read the version of these staged names. Raises ChunkGone if any of its bytes are gone."""
+        self._read(names, flat)
+
     def _read(self, names: Sequence[str], flat: Array, what: str = "w", part: str = "") -> None:
         self._client.get(self._gets(names, flat, what, part))
 

@@ -33,7 +33,7 @@ class ViewReader:
     def read(self, request: PullRequest) -> Weights:
         """Read the view of the version that is asked for, whole, whatever part of the model is needed."""
         state, flat, arrived = request.state, request.into, request.arrived
-        missing = self._missing(state)
+        missing = versions_between(self._names, state, self._most)
         held, self._names = self._held, ()  # until all of it is there
         self._held = flat
         if missing is not None:
@@ -49,22 +49,6 @@ class ViewReader:
 
     def close(self) -> None:
         """Nothing goes on between two reads."""
-
-    def _missing(self, state: RoundState) -> list[tuple[str, ...]] | None:
-        """Return the names of the versions after the held one, up to that of `state`; None if they are not known, or
-        take more bytes than a whole view.
-
-        A term makes all versions between two of its own. From one term to the next, Redis has the name before.
-        """
-        if not self._names:
-            return None
-        if self._names == state.before != state.names:
-            return [state.names]
-        names, out = self._names, list[tuple[str, ...]]()
-        while names != state.names and len(out) < self._most:
-            names = tuple(following(name) for name in names)
-            out.append(names)
-        return out if names == state.names else None
 
     def _follow(self, missing: list[tuple[str, ...]], held: Array, flat: Array, arrived: Arrived | None) -> None:
         """Add the differences of these versions to what is held. Raises ChunkGone, CorruptData."""
@@ -88,3 +72,20 @@ class ViewReader:
             np.copyto(flat, held)
         if arrived and not missing:
             arrived(0, flat)
+
+
+def versions_between(held: tuple[str, ...], state: RoundState, most: int) -> list[tuple[str, ...]] | None:
+    """Return the staged names of the versions after `held`, up to that of `state`; None if they are not known, or more
+    than `most`.
+
+    A term makes all versions between two of its own. From one term to the next, Redis has the name before.
+    """
+    if not held:
+        return None
+    if held == state.before != state.names:
+        return [state.names]
+    names, out = held, list[tuple[str, ...]]()
+    while names != state.names and len(out) < most:
+        names = tuple(following(name) for name in names)
+        out.append(names)
+    return out if names == state.names else None

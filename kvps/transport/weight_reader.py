@@ -2,6 +2,7 @@
 
 VersionReader     reads a whole version from Redis; `ShmVersionReader`: where the aggregator wrote it
 ViewReader        reads the differences to what it has, and a whole view only where it must
+DifferenceReader  reads the lossless differences to what the user has, and a whole version only where it must
 HostPull          has one worker of a host read for the others
 Prefetch          reads the next version while the worker computes
 """
@@ -28,6 +29,7 @@ class PullRequest(NamedTuple):
     into         (size,) float32, where a reader with `receives` puts the weights
     arrived      is told of the weights on their way, if they come from Redis
     part         the part of the model that is needed, "" for all of it; the other weights may be anything
+    held         the staged names of the version that is in `into`, () if that is not known
     """
 
     state: RoundState
@@ -36,6 +38,7 @@ class PullRequest(NamedTuple):
     into: Array
     arrived: Arrived | None = None
     part: str = ""
+    held: tuple[str, ...] = ()
 
 
 class Weights(NamedTuple):

@@ -277,22 +277,22 @@ def test_mutated_and_cut_bytes_give_an_error_or_other_words(
             follow(one(old, 2), mutated, old.copy())
 
 
-class Half(Parameter):
-    dtype = "bfloat16"
+def half(name: str, words: int, start: int) -> Parameter:
+    return Parameter(name, (2 * words,), start, dtype="bfloat16")
 
 
-class Long(Parameter):
-    dtype = "int64"
+def long(name: str, words: int, start: int) -> Parameter:
+    return Parameter(name, (words // 2,), start, dtype="int64")
 
 
 def test_stretches_are_those_of_the_shard_with_neighbours_of_a_width_as_one() -> None:
     parameters = (
-        Half("a", (5,), 0),
-        Half("b", (3,), 5),
+        half("a", 5, 0),
+        half("b", 3, 5),
         Parameter("none", (0,), 8),
         Parameter("c", (2,), 8),
-        Long("d", (8,), 10),
-        Half("e", (3,), 18),
+        long("d", 8, 10),
+        half("e", 3, 18),
     )
     whole = Layout(parameters, 1)
     assert stretches(whole, 0) == [(0, 8, 2), (8, 10, 4), (10, 18, 8), (18, 21, 2)]
@@ -303,6 +303,6 @@ def test_stretches_are_those_of_the_shard_with_neighbours_of_a_width_as_one() ->
         [(0, 1, 2), (1, 3, 4), (3, 7, 8)],
         [(0, 4, 8), (4, 7, 2)],
     ]
-    odd = Layout((Half("a", (3,), 0), Long("d", (8,), 3)), 2)
+    odd = Layout((half("a", 3, 0), long("d", 8, 3)), 2)
     assert [stretches(odd, shard) for shard in range(2)] == [[(0, 3, 2), (3, 5, 8)], [(0, 6, 8)]]
-    assert stretches(Layout((Long("d", (6,), 0),), 2), 1) == [(0, 3, 4)]
+    assert stretches(Layout((long("d", 6, 0),), 2), 1) == [(0, 3, 4)]

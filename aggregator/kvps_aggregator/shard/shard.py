@@ -181,6 +181,9 @@ class Shard:
                         for item in storage.items(name, chunk):
                             items.append(item)
                             put(*item)
+                for item in storage.behind(name):
+                    items.append(item)
+                    put(*item)
                 if fetch:
                     fetch.check(partial(self._arrays.sizes, plan), self._skips)
                 folded = {what: fold(each) for what, each in digests.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.formats import Bytes
@@ -87,12 +88,16 @@ class Storage(ABC):
         """Yield the keys and values that Redis is given of a chunk of the next version."""
         return iter(())
 
+    def behind(self, name: str) -> Iterator[tuple[str, Buffers]]:
+        """Yield the keys and values that Redis is given behind all chunks of the next version."""
+        return iter(())
+
     def present(self) -> Iterator[tuple[str, Buffers]]:
         """Yield the keys and values that Redis has of the present version, without its manifest, and without the
         differences that a view has: a reader that misses them reads the view."""
         return iter(())
 
-    def about(self) -> dict[str, int]:
+    def about(self) -> dict[str, Any]:
         """Return what the manifest of the next version says of its storage."""
         return {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from kvps.arrays.digest import Buffers
 from kvps.arrays.formats import Bytes, encoded, format_of
@@ -12,6 +13,7 @@ from kvps.arrays.weight_view import VIEW
 from kvps.job import Job
 from kvps.protocol.job_state import State
 from kvps.protocol.plan import Contribution, Plan
+from kvps_aggregator.shard.difference_storage import DifferenceStorage
 from kvps_aggregator.shard.fetch import EagerFetch
 from kvps_aggregator.shard.lifecycle import Reserve, Versions
 from kvps_aggregator.shard.storage import Storage
@@ -31,6 +33,8 @@ class RedisStorage(Storage):
         nbytes = job.layout.nbytes * (1 + len(arrays.slots)) + pulled
         super().__init__(job, number, term, arrays, Versions(nbytes))
         self._view = ViewStorage(job, number, term, arrays) if VIEW in arrays.slots else None
+        published = job.config.metadata.publishes
+        self._differences = DifferenceStorage(job, number, term, arrays) if published else None
         self._whats = ("w", *job.config.optimizer.slots)
         gradient_format = format_of(job.config.gradient_format)
         sizes = [gradient_format.nbytes(chunk.stop - chunk.start) for chunk in arrays.chunks]
@@ -50,11 +54,14 @@ class RedisStorage(Storage):
         if self._view:
             self._view.load(state.version, name, self._versions.names.values())
 
-    def about(self) -> dict[str, int]:
+    def about(self) -> dict[str, Any]:
+        if self._differences:
+            return {"differences": self._differences.about}
         return {VIEW: self._view.begins} if self._view else {}
 
     def live_names(self) -> set[str]:
-        return super().live_names() | (self._view.names if self._view else set())
+        beside = self._view or self._differences
+        return super().live_names() | (beside.names if beside else set())
 
     def items(self, name: str, chunk: Chunk) -> Iterator[tuple[str, Buffers]]:
         made = self._arrays.made(chunk)
@@ -65,6 +72,9 @@ class RedisStorage(Storage):
         elif self._weight_format.lossy:
             shorter = encoded(self._weight_format, self._arrays.stretch(self._arrays.next_weights, chunk))
             yield self._job.access.keys.pulled(self._number, name, chunk.number), [shorter.data]
+
+    def behind(self, name: str) -> Iterator[tuple[str, Buffers]]:
+        return self._differences.items(name) if self._differences else iter(())
 
     def present(self) -> Iterator[tuple[str, Buffers]]:
         name, arrays = self._versions.names[self._version], self._arrays
@@ -84,13 +94,15 @@ class RedisStorage(Storage):
         self._versions.names[plan.version] = name
         if self._view:
             self._view.promote(name)
+        if self._differences:
+            self._differences.promote(name)
         reuses = self._reuses
         for contribution in plan.contributions + plan.rejected:
             if contribution.weight:
                 self._discard_contribution(contribution, reuses)
         for _, old in self._versions.expired(plan.version, pinned):
             self._discard_version(old, reuses)
-        self._discard_view()
+        self._discard_beside()
 
     # -- contributions -------------------------------------------------------------------------------------------
 
@@ -130,9 +142,11 @@ class RedisStorage(Storage):
         else:
             self._dead.discard(keys)
 
-    def _discard_view(self) -> None:
+    def _discard_beside(self) -> None:
         if self._view:
             self._dead.discard(self._view.unneeded(self._versions.names.values()))
+        if self._differences:
+            self._dead.discard(self._differences.unneeded())
 
     def free(self, wait: bool = False) -> None:
         few_and_small = len(self._dead) < _FEW_KEYS and self.stores_with_ready
@@ -142,13 +156,19 @@ class RedisStorage(Storage):
     def make_room(self) -> None:
         for _, name in self._versions.before(self._version):
             self._discard_version(name)
-        self._discard_view()
+        if self._differences:
+            self._differences.drop()
+        self._discard_beside()
         self._dead.discard(self._reserve.keys)
         self._dead.free()
         self._reserve.is_given_up = True
 
     def retire(self) -> None:
-        self._dead.discard(self._version_keys(self._next_name) + (self._view.next_keys() if self._view else []))
+        self._dead.discard(self._version_keys(self._next_name))
+        if self._view:
+            self._dead.discard(self._view.next_keys())
+        if self._differences:
+            self._dead.discard(self._differences.next_keys(self._version + 1))
 
     def keep_reserve(self) -> None:
         self._reserve.keep()

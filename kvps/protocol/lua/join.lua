@@ -9,12 +9,13 @@
 -- USES job log numbers staleness states time turns units workers
 -- Returns {OK, rank, incarnation, round, clock, pending, name of the stored residual that it inherits or '', its newest
 --     accepted state or ''} also when repeated | {ALIVE, JSON entry}: the id belongs to a living worker
---     | {COMPLETE, worker...}: these divide the data among themselves, all of them | {NOJOB}
---     | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
+--     | {COMPLETE, worker...}: these divide the data among themselves, all of them | {PUBLISHED}: a learner makes the
+--     versions | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, version, furthest, free_rank = read_job(job, 'version', 'furthest', 'free_rank')
 if refused then return refused end
-local closes, bound, _, timeout_ms, workers, fixed, task, units =
-  read_rule('worker_timeout_ms', 'workers', 'fixed_workers', 'task', 'units')
+local closes, bound, _, timeout_ms, workers, fixed, task, units, publishes =
+  read_rule('worker_timeout_ms', 'workers', 'fixed_workers', 'task', 'units', 'publishes')
+if publishes == '1' then return { 'PUBLISHED' } end
 -- A job of an earlier version has no fixed_workers: there it was the workers of a task without units.
 if not fixed then fixed = task ~= '' and units == '0' and '1' or '' end
 local now, wanted = now_ms(), whole(workers)

@@ -1,0 +1,148 @@
+"""A job whose versions a learner makes with an optimizer of its own: the learner's handle on it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from kvps.arrays.dtypes import dtype_of
+from kvps.arrays.inputs import one_number, state_of
+from kvps.arrays.layout import DTYPE, Array
+from kvps.arrays.state_dict import pack, place
+from kvps.errors import InvalidSetting, JobStopped, KvpsError, LayoutMismatch, WrongOrder
+from kvps.job import Job
+from kvps.transport.difference_reader import DifferenceReader
+from kvps.transport.weight_reader import PullRequest
+
+log = logging.getLogger("kvps.publish")
+
+
+class Holder(Protocol):
+    """What holds a job for its learner, as `kvps_aggregator.Publishing` does. One thread at a time uses it."""
+
+    def take(self, wait_s: float | None, takeover: bool) -> int:
+        """Take the job and return its newest version. If another learner holds it, wait up to `wait_s`, for None as
+        long as it takes; with `takeover` take its place. Raises UsageError."""
+
+    def commit(self, loss: float | None, nonce: str) -> int:
+        """Commit what the learner has given as the next version, once, and return that version; `nonce` is of this
+        call. Raises LeaseLost if another learner has taken over, JobStopped, JobSuspended."""
+
+    def finish(self) -> None:
+        """Finish the job."""
+
+    def release(self) -> None:
+        """Give the job up to other learners."""
+
+
+class Publisher:
+    """The one learner that publishes a job; `Store.publisher` returns one. One thread at a time uses it.
+
+    The end of its `with` block finishes the job. An error, a signal or JobSuspended leaves the job to be gone on with:
+    the same call of `Store.publisher` finds it.
+
+    job      the job, whose state, log and checkpoints are read as of any other
+    version  the newest version that is committed
+    """
+
+    def __init__(self, job: Job, dtypes: Mapping[str, str], given: Array, holder: Holder) -> None:
+        """`dtypes` are those of the learner's arrays, which may be published in shorter ones. `given` is where `holder`
+        finds the weights of the next version, (job.layout.size,) words."""
+        self.job = job
+        self.version = 0
+        self._dtypes = dtypes
+        self._given = given
+        self._holder = holder
+        self._thread = ThreadPoolExecutor(1, f"kvps-publish-{job.name}")
+        self._under_way: Future[int] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"Publisher({self.job.name!r}, version {self.version})"
+
+    def take(self, wait_s: float | None, takeover: bool) -> Self:
+        """Take the job, as `Holder.take` does, and return self; or close, and raise what that raises."""
+        try:
+            self.version = self._holder.take(wait_s, takeover)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def publish(self, model: Any, *, loss: Any = None, wait: bool = True) -> int:
+        """Commit the weights of `model` (a module, a state dict, or name -> array) as the next version, and return that
+        version. Each watcher sees all of it, or none of it.
+
+        With ``wait=False`` the call returns once the weights are copied in memory, with the number that the version
+        will have. The next call, or the end, waits for this one, and raises what it raises. `loss` is one finite
+        number, for the log and the screens. Raises LayoutMismatch for another name, shape or dtype, NotFinite,
+        LeaseLost if another learner has taken over, JobStopped and JobSuspended if somebody has asked for that: nothing
+        is committed then. After ServerLost it is not known: `load` says which version is there.
+        """
+        number = None if loss is None else one_number(loss, "loss")
+        if number is not None and not math.isfinite(number):
+            raise InvalidSetting(f"loss must be a finite number, not {number}: leave it out where there is none")
+        self.wait()
+        state = state_of(model)
+        for name, array in state.items():
+            if (now := dtype_of(array, name).name) != self._dtypes.get(name, now):
+                raise LayoutMismatch(f"array {name!r} is {now} now, and was {self._dtypes[name]}: convert it")
+        pack(self.job.layout, state, self._given)
+        self._under_way = self._thread.submit(self._holder.commit, number, secrets.token_hex(8))
+        return self.wait() if wait else self.version + 1
+
+    def wait(self) -> int:
+        """Wait until the last `publish` is committed, and return the newest version. Raises what that call raises."""
+        self.job.access.client.owner.check()
+        if self._closed:
+            raise WrongOrder(f"the publisher of job {self.job.name!r} is closed: open another with Store.publisher")
+        if under_way := self._under_way:
+            try:
+                self.version = under_way.result()
+            finally:
+                if under_way.done():  # and not if Ctrl-C came meanwhile
+                    self._under_way = None
+        return self.version
+
+    def load(self, model: Any) -> int:
+        """Bring `model` (a module, a state dict, or name -> array) to the newest version, in place, and return that
+        version. Raises LayoutMismatch; then nothing is changed."""
+        self.wait()
+        flat, reader = np.zeros(self.job.layout.size, DTYPE), self.job.access.reader
+        request = PullRequest(reader.round_state(), 0, reader.round_state, flat)
+        version = DifferenceReader(self.job.access, reader).read(request).version
+        place(self.job.layout, flat, state_of(model))
+        return version
+
+    def close(self, finish: bool = False) -> None:
+        """Give the job up, so that another learner may go on with it; with `finish` it is finished, and actors see
+        that. Raises what the last `publish` raises. Does nothing in a fork."""
+        if self._closed or not self.job.access.client.owner.is_here:
+            return
+        try:
+            self.wait()
+            if finish:
+                self._holder.finish()
+        finally:
+            self._closed = True
+            self._thread.shutdown()
+            self._holder.release()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None or isinstance(error, JobStopped):
+            self.close(finish=True)
+            return isinstance(error, JobStopped)
+        try:
+            self.close()
+        except (KvpsError, SystemExit) as failed:  # the error of the block is the one to see
+            log.warning("job %s: %s", self.job.name, failed)
+        return False

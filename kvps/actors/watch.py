@@ -1,0 +1,190 @@
+"""The newest weights of a job for a process that does not train it: an actor, an evaluator, an inference engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from kvps.arrays.digest import view
+from kvps.arrays.inputs import state_of
+from kvps.arrays.layout import DTYPE, Array
+from kvps.arrays.state_dict import place, unpacked
+from kvps.errors import InvalidSetting, JobNotFound, WrongOrder
+from kvps.job import Job
+from kvps.parsing import whole_setting
+from kvps.protocol.job_state import RoundState
+from kvps.transport.difference_reader import DifferenceReader
+from kvps.transport.host_pull import HostPull, is_far
+from kvps.transport.version_reader import SHARED_BYTES
+from kvps.transport.weight_reader import PullRequest, WeightReader
+
+_WAIT_MS = 1_000  # for news, between two looks
+
+
+class Traffic(NamedTuple):
+    """What a watch has read: so many differences, versions read whole, and of these because a difference did not fit;
+    and the bytes of arrays and differences that came from Redis to this process."""
+
+    differences: int
+    wholes: int
+    repairs: int
+    nbytes: int
+
+
+class Watch:
+    """The newest weights of a job, in memory of this process; `Store.watch` returns one. One thread at a time uses it.
+
+    `update` reads the differences to the version that is there where a learner publishes the job, and whole versions
+    else. Of large models that come over a network, one process reads for all watchers of its host. Whatever was read is
+    compared with the digests in the commit log.
+
+    job      the job
+    version  the version that is there; -1 before the first `update`
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.version = -1
+        access = job.access
+        self._own = DifferenceReader(access, access.reader)
+        shares = access.layout.nbytes >= SHARED_BYTES and is_far(access.client)
+        self._reader: WeightReader = HostPull(access, self._own, "watchers") if shares else self._own
+        self._flat: Array = np.zeros(0, DTYPE)
+        self._names: tuple[str, ...] = ()  # of the version in `_flat`
+        self._target: Any = None  # what `update` has brought to `_placed` last: held, so that no other gets its id
+        self._placed: dict[str, int] = {}  # name -> digest of the array
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"Watch({self.job.name!r}, version {self.version})"
+
+    @property
+    def running(self) -> bool:
+        """Whether more versions may come: the job is there, and not finished. One that its learner has left unfinished
+        is gone on with."""
+        with suppress(JobNotFound):
+            return not self.job.state().finished(self.job.config)
+        return False
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
+        """Name -> array of the version that is there: read-only views, which the next `update` changes."""
+        self._check_read()
+        return unpacked(self.job.layout, self._flat)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was read."""
+        own = self._own
+        return Traffic(own.differences, own.wholes, own.repairs, own.nbytes)
+
+    def load(self, target: Any) -> int:
+        """As `update`, but bring all arrays of `target` to that version, whatever was in them."""
+        self._target = None
+        return self.update(target)
+
+    def update(self, target: Any = None, wait: float | None = None) -> int:
+        """Go to the newest version, and return it. `target` (a module, a state dict, or name -> array) is brought to it
+        in place: only those of its arrays that are other than after the last call with the same target.
+
+        With `wait`, a number of seconds, the call waits up to so long for a version newer than the one that is there,
+        or for the end of the job.
+        Raises LayoutMismatch if the target has other names or shapes, before any of it is changed; JobNotFound,
+        ServerLost, CorruptData for bytes that are not the committed ones.
+        """
+        state = self._newest(wait)
+        if not self._flat.size:
+            self._flat = np.zeros(self.job.layout.size, DTYPE)
+        if state.names != self._names:
+            held, self._names = self._names, ()  # until it is whole
+            request = PullRequest(state, 0, self.job.access.reader.round_state, self._flat, held=held)
+            weights = self._reader.read(request)
+            self.version, self._names = weights.version, weights.names
+        if target is not None:
+            self._place(target)
+        return self.version
+
+    def changed(self, wait: float | None = None) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """Go to the newest version as `update` does, and yield name and array of those that are other than after the
+        last such call: for engines that load a tensor at a time."""
+        self.update(wait=wait)
+        before = self._placed if self._target is self else {}
+        self._target, self._placed = self, self._digests()
+        for name, array in self.arrays.items():
+            if before.get(name) != self._placed[name]:
+                yield name, array
+
+    def at(self, version: int) -> dict[str, np.ndarray[Any, Any]]:
+        """Return name -> read-only array of an earlier version, as long as the job keeps its bytes: the last two
+        versions, and up to 64 of a small model. Raises InvalidSetting if it does not."""
+        wanted = whole_setting("version", version, 0)
+        if wanted == self.version:
+            flat = self._flat.copy()
+        else:
+            flat = np.zeros(self.job.layout.size, DTYPE)
+            state = self.job.access.reader.round_state()
+            if not self._own.read_at(wanted, state, flat):
+                raise InvalidSetting(
+                    f"version {wanted} of job {self.job.name!r} is not kept, and the newest is {state.version}: keep "
+                    f"the arrays of a version that will be needed, or write checkpoints"
+                )
+        return unpacked(self.job.layout, flat)
+
+    def close(self) -> None:
+        """Stop reading for others of this host."""
+        self._closed = True
+        self._reader.close()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _newest(self, wait: float | None) -> RoundState:
+        """Return the newest state; with `wait` one with a version that is not here, or that of the end of the wait."""
+        self.job.access.client.owner.check()
+        if self._closed:
+            raise WrongOrder(f"the watch of job {self.job.name!r} is closed: open another one with Store.watch")
+        reader = self.job.access.reader
+        deadline, state = time.monotonic() + (wait or 0.0), reader.round_state()
+        while state.names == self._names and not state.run.ends and (left_s := deadline - time.monotonic()) > 0:
+            state, _ = reader.next_round_state("", state, None, max(1, min(_WAIT_MS, round(1000 * left_s))))
+        return state
+
+    def _check_read(self) -> None:
+        if not self._names:
+            raise WrongOrder(f"the watch of job {self.job.name!r} has no version yet: call update or load first")
+
+    def _place(self, target: Any) -> None:
+        """Bring a target to the version that is there."""
+        before = self._placed if self._target is target else {}
+        self._target = None  # a failure may leave it half done
+        now = self._digests()
+        names = [name for name, digest in now.items() if before.get(name) != digest]
+        place(self.job.layout, self._flat, state_of(target), names=names)
+        self._target, self._placed = target, now
+
+    def _digests(self) -> dict[str, int]:
+        layout, flat = self.job.layout, self._flat
+        own = {p.name: xxhash.xxh3_64_intdigest(view(flat[p.start : p.stop])) for p in layout.parameters}
+        return own | {name: own[other] for name, other in layout.tied.items()}
+
+
+def await_job(open_job: partial[Job], wait_s: float) -> Job:
+    """Return what `open_job` returns, as soon as that job is there, within `wait_s`. Raises JobNotFound."""
+    deadline, pause_s = time.monotonic() + wait_s, 0.05
+    while True:
+        try:
+            return open_job()
+        except JobNotFound:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1.0)
