@@ -201,7 +201,7 @@ class Case:
             raise KvpsError(f"{remaining} of {self.setting.workers} had not left after {self.setting.limit_s:g} s")
         self._await(lambda: job.state().settled, "not all that was pushed is committed")
         state = job.state()
-        chain = Chain(state.begin, state, job.layout.shards, job.config, job.config.user_code)
+        chain = Chain(state.begin, state, job.layout.shards, job.config, job.config)
         try:
             for commit in job.log():
                 chain.add(commit)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 from kvps.config import JobConfig
 from kvps.config.unit_rounds import UnitRounds
@@ -15,6 +16,7 @@ from kvps.optim import reductions
 from kvps.parsing import Fields
 from kvps.protocol.job_state import Begin, Commit, State
 from kvps.protocol.plan import Plan
+from kvps_aggregator.verify.learners import Learners
 from kvps_aggregator.verify.members import Members, Rates
 from kvps_aggregator.verify.once import Sequences, Units
 
@@ -44,30 +46,40 @@ def settings_of(commit: Commit, config: JobConfig) -> JobConfig:
     return config
 
 
+class _Present(NamedTuple):
+    """The job as it is now: its settings, its number of shards, and the version with which its own log begins."""
+
+    config: JobConfig
+    shards: int
+    begin: int
+
+
 class Chain:
     """The checked part of a log. `uses`: base version -> the last version with a contribution computed on it.
+    `learners` are those that published its versions.
 
-    `config` are the settings of its first commit. Of the user's code, a log may name only what `code` does: a worker
-    may write there, and would choose what a replay imports.
+    `config` are the settings of its first commit, and `own` those of the job now. Of the user's code, a log may name
+    only what `own` does: a worker may write there, and would choose what a replay imports.
     """
 
-    def __init__(self, begin: Begin, state: State, shards: int, config: JobConfig, code: Collection[str]) -> None:
+    def __init__(self, begin: Begin, state: State, shards: int, config: JobConfig, own: JobConfig) -> None:
         self.version, self.head, self.contributions = begin
         self.uses: dict[int, int] = {}
+        self.learners = Learners()
         self._begin = begin
         self._clock: Counter[str] = Counter()
         self._ranks = {member.worker: member.rank for member in state.members.values()}
-        self._shards = shards
-        self._config, self._code = config, code
-        self._own = state.begin.version
+        self._config, self._job = config, _Present(own, shards, state.begin.version)
         self._sequences, self._units = Sequences(config), Units(config)
         self._members, self._rates = Members(state), Rates()
 
     def add(self, commit: Commit) -> None:
         """Check the next commit, and go on from it. Raises Unproved."""
         config = settings_of(commit, self._config)
-        if others := [name for name in config.user_code if name not in self._code]:
+        if others := [name for name in config.user_code if name not in self._job.config.user_code]:
             raise Unproved(f"the log names the code {others[0]!r}, and the job does not: kvps imports none of it")
+        if config.metadata.publishes != self._job.config.metadata.publishes:
+            raise Unproved("the log says that others made some of the versions: workers, or else a learner")
         if config != self._config:
             self._config, self._sequences = config, Sequences(config)
             self._units.total = config.units
@@ -122,9 +134,15 @@ class Chain:
         if plan.progress != self.contributions:
             had = counted(self.contributions, "contribution")
             yield f"its progress is {plan.progress}, but {had} were committed before it"
-        shards = self._shards if commit.version > self._own else len(commit.shards)  # an older job has its own number
+        is_own = commit.version > self._job.begin
+        shards = self._job.shards if is_own else len(commit.shards)  # an older job has its own number
         if len(commit.shards) != shards:
-            yield f"it names {counted(len(commit.shards), 'shard')}, the job has {self._shards}"
+            yield f"it names {counted(len(commit.shards), 'shard')}, the job has {shards}"
+        if self._config.metadata.publishes:
+            yield from self.learners.problems(plan)
+            return
+        if plan.by or plan.loss is not None:
+            yield "it says that a learner published it, and workers train the job"
         if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
             yield f"it holds a contribution of {strangers[0]!r}, which never joined"
         for c in plan.contributions:

@@ -60,6 +60,8 @@ class Proof:
     commits, contributions, head   where the chain ends: the version, how many contributions went into it, its head
     replayed_since                 the version that the replay began with
     replayed                       how many commits came out bit for bit; `by` "recomputed", "recorded" or "" (neither)
+    learners                       how many learners published the versions; 0 if workers train the job
+    differences                    how many versions a difference that Redis still has makes of the version before
     weights_sha256                 the SHA-256 of the weights of `weights_version` in Redis
     differs                        the first commit that differs, and how; "" if there is none
     """
@@ -74,6 +76,8 @@ class Proof:
     weights_version: int
     weights_sha256: str
     differs: str
+    learners: int = 0
+    differences: int = 0
 
 
 def prove(
@@ -90,9 +94,9 @@ def prove(
     The log may hold later commits than `state`. The replay begins with `start`, or with version 0 if the log has it.
     """
     version, flat = stored
-    code, config = config.user_code, log.first_settings(config)
+    own, config = config, log.first_settings(config)
     replay, made, differs = None, None, ""
-    chain, again = (Chain(log.begin, state, layout.shards, config, code) for _ in range(2))
+    chain, again = (Chain(log.begin, state, layout.shards, config, own) for _ in range(2))
     logged: tuple[str, ...] = ()
     if not start and log.begin.version:
         source = None
@@ -134,6 +138,7 @@ def prove(
         weights_version=version,
         weights_sha256=weights_sha256(flat),
         differs=differs,
+        learners=len(chain.learners),
     )
 
 

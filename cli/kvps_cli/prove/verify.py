@@ -16,6 +16,7 @@ from typing import Annotated
 import numpy as np
 import typer
 from kvps_aggregator.verify.chain import Unproved
+from kvps_aggregator.verify.differences import differences_followed
 from kvps_aggregator.verify.recording import Recorded
 from kvps_aggregator.verify.replay import Encode, Proof, Source, prove
 from kvps_workers import Task, load_task
@@ -26,7 +27,7 @@ from kvps_workers.task import blamed
 from kvps.arrays.formats import Bytes
 from kvps.arrays.layout import DTYPE, Array
 from kvps.config import JobConfig
-from kvps.errors import InvalidSetting, KvpsError, counted, shown
+from kvps.errors import CorruptData, InvalidSetting, KvpsError, counted, shown
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.commit_log import Log
 from kvps.history.log_stream import LogStream
@@ -68,7 +69,8 @@ def verify(
     """Prove that a job's commit log is one unbroken chain, and that its replay makes the same weights bit for bit.
 
     Gradients are computed again if the job has a task: on the CPU with one thread, as in kvps up.
-    With --record, they are read from files instead.
+    With --record, they are read from files instead. Nothing replays the versions that a learner published: there, the
+    differences between versions that are still in Redis are followed.
     """
     if head is not None and not _HEAD.fullmatch(head):
         raise InvalidSetting(f"--head wants 12 to 40 hexadecimal digits, as kvps status shows them, not {shown(head)}")
@@ -110,8 +112,14 @@ def proof_of(
 ) -> tuple[State, Proof]:
     """Return a state of a job, and what can be proved of the job up to it. Its workers may work meanwhile.
 
-    `work` shows how far it is. Raises InvalidSetting for a checkpoint of another model.
+    `work` shows how far it is. Raises InvalidSetting for a checkpoint of another model, and for a record of a job that
+    a learner publishes.
     """
+    published = job.config.metadata.publishes
+    if record and published:
+        raise InvalidSetting(
+            f"--record: a learner publishes job {job.name!r}, and it has no contributions: leave it out"
+        )
     if start and start.layout.parameters != job.layout.parameters:
         raise InvalidSetting(f"--from: the checkpoint is of another model than job {job.name!r} has")
     flat: Array = np.empty(job.layout.size, DTYPE)
@@ -126,7 +134,14 @@ def proof_of(
         source = Recomputed(job, state)
     with work.stage("reading the log"):
         log = _WatchedLog(job, state, checkpoints, work)
-    return state, prove(log, state, job.config, job.layout, (version, flat), source, start)
+    proof = prove(log, state, job.config, job.layout, (version, flat), source, start)
+    if published and not proof.differs:
+        try:
+            followed = differences_followed(job.access, log, state)
+        except (Unproved, CorruptData) as reason:
+            return state, dataclasses.replace(proof, differs=str(reason))
+        return state, dataclasses.replace(proof, differences=followed)
+    return state, proof
 
 
 class _WatchedLog(Log):
@@ -135,7 +150,8 @@ class _WatchedLog(Log):
     def __init__(self, job: Job, state: State, directory: Path | None, work: LongWork) -> None:
         super().__init__(LogStream(job.access), state, directory)
         self._work, self._total = work, state.version - self.begin.version
-        self._readings = iter(("checking the chain", "replaying"))
+        second = "following the differences" if job.config.metadata.publishes else "replaying"
+        self._readings = iter(("checking the chain", second))
 
     def commits(self) -> Iterator[Commit]:
         with self._work.stage(next(self._readings, "reading"), self._total, "commits") as stage:
@@ -220,7 +236,9 @@ def _show(state: State, proof: Proof, config: JobConfig) -> None:
     behind = f" after version {proof.since}" if proof.since else ""
     number = counted(proof.commits - proof.since, "commit")
     print(f"chain       {number}{behind}, {counted(proof.contributions, 'contribution')}: unbroken, {end}")
-    if proof.by:
+    if config.metadata.publishes:
+        print(f"published   {counted(proof.commits - proof.since, 'version')} by {counted(proof.learners, 'learner')}")
+    elif proof.by:
         since = f" after version {proof.replayed_since}" if proof.replayed_since else ""
         number = counted(state.version - proof.replayed_since, "commit")
         print(f"{proof.by:<12}{proof.replayed:,} of {number}{since} bit-identical")
@@ -231,6 +249,8 @@ def _show(state: State, proof: Proof, config: JobConfig) -> None:
         )
     else:
         print("replayed    nothing: no task computes its gradients again, and no --record DIR was given")
+    if proof.differences:
+        print(f"differences {proof.differences:,} {'follow' if proof.differences > 1 else 'follows'}")
     if not proof.differs and (proof.by or proof.weights_version > proof.since):
         equal = "made by the replay" if proof.by else "logged by its commit"
         print(f"weights     version {proof.weights_version}, sha256 {proof.weights_sha256}: in Redis as {equal}")
