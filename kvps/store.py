@@ -50,6 +50,7 @@ from kvps.errors import (
 )
 from kvps.history.checkpoint import Checkpoint
 from kvps.job import Job, readable
+from kvps.machine.files import writable_directory
 from kvps.optim.trial import try_out
 from kvps.parsing import bytes_text, whole_setting
 from kvps.protocol.answers import being_removed, job_exists, job_not_found
@@ -266,7 +267,7 @@ class Store:
         """
         asked = Asked(dtype, shards, durability)
         every = whole_setting("checkpoint_every", checkpoint_every, 1)
-        directory = Path(checkpoints) if checkpoints is not None else None
+        directory = None if checkpoints is None else writable_directory("checkpoints", Path(checkpoints))
         job, dtypes, given = published_job(self, name, model, asked)
         return Publisher(job, dtypes, given, holder_of(job, given, directory, every)).take(wait, takeover)
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Self
 import typer
 
 from kvps.errors import InvalidSetting, install
-from kvps.machine.files import make_directory
 from kvps_cli import completion
 
 FILES, SERVER = "Files", "Server"  # option groups of a help text, beside those of `kvps.config.Spec.group`
@@ -236,14 +235,3 @@ def check_file(option: str, path: Path) -> None:
         raise InvalidSetting(f"{option} {path} is a directory: give the name of a file")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise InvalidSetting(f"{option} {path}: no permission to write there; give another file")
-
-
-def check_directory(option: str, directory: Path) -> Path:
-    """Return the directory that an option names, and make it if missing. Raises InvalidSetting if not writable."""
-    try:
-        make_directory(directory)
-    except OSError as error:
-        raise InvalidSetting(f"{option} {directory}: {error.strerror}") from None
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise InvalidSetting(f"{option} {directory}: no permission to write there")
-    return directory.resolve()

@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+from kvps.errors import InvalidSetting
+
 
 def private(path: str, flags: int) -> int:
     """Open a file as `open(..., opener=private)` asks for; a file that this makes has mode 0600. Raises OSError."""
@@ -40,6 +42,17 @@ def make_directory(path: Path) -> None:
     if not path.parent.exists():
         make_directory(path.parent)  # mkdir(parents=True) would give these the mode that the umask leaves
     path.mkdir(mode=0o700, exist_ok=True)
+
+
+def writable_directory(option: str, directory: Path) -> Path:
+    """Return the directory that an option names, and make it if missing. Raises InvalidSetting if not writable."""
+    try:
+        make_directory(directory)
+    except OSError as error:
+        raise InvalidSetting(f"{option} {directory}: {error.strerror}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise InvalidSetting(f"{option} {directory}: no permission to write there")
+    return directory.resolve()
 
 
 def sync_directory(directory: Path) -> None:

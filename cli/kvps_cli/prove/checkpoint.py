@@ -17,6 +17,7 @@ from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import listed, newest, passed_over
 from kvps.history.log_stream import LogStream
 from kvps.history.tensor_file import SUFFIX
+from kvps.machine.files import writable_directory
 from kvps.parsing import bytes_text
 from kvps.protocol.keys import check_new_name
 from kvps_cli import connect, options
@@ -42,7 +43,7 @@ def save(
     The commit log up to that version is copied into a file beside the checkpoint. Nothing changes in Redis.
     """
     whole = to.suffix == SUFFIX and not to.is_dir()
-    directory = options.check_directory("--to", to.parent if whole else to)
+    directory = writable_directory("--to", to.parent if whole else to)
     with connect.existing_job(redis, job) as opened, LongWork(quiet) as work:
         state = opened.state()
         nbytes = opened.layout.nbytes * (1 + len(opened.config.slots))

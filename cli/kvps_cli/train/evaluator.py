@@ -20,7 +20,8 @@ from kvps.evaluator import Orders
 from kvps.history.best import best_file, best_of
 from kvps.history.evaluations import Wanted
 from kvps.machine import launcher
-from kvps_cli.options import DEFAULT_CHECKPOINTS, SharedOptions, check_directory
+from kvps.machine.files import writable_directory
+from kvps_cli.options import DEFAULT_CHECKPOINTS, SharedOptions
 from kvps_cli.output import say
 from kvps_cli.supervise import Supervisor
 from kvps_cli.train.progress import relay
@@ -83,7 +84,7 @@ class EvaluatorOptions(SharedOptions):
         directory = ""
         if self.keep_best is not None:
             Wanted.parse(self.keep_best)
-            directory = str(check_directory("--checkpoints", checkpoints or DEFAULT_CHECKPOINTS))
+            directory = str(writable_directory("--checkpoints", checkpoints or DEFAULT_CHECKPOINTS))
         if self.evaluator is not None:
             try:
                 self.command = checked(shlex.split(self.evaluator))

@@ -14,8 +14,9 @@ from kvps_monitor.loggers.targets import Target
 from kvps_monitor.loggers.training_log import TrainingLog
 
 from kvps.job import Job
+from kvps.machine.files import writable_directory
 from kvps_cli import training_log
-from kvps_cli.options import DEFAULT_CHECKPOINTS, FILES, SharedOptions, check_directory
+from kvps_cli.options import DEFAULT_CHECKPOINTS, FILES, SharedOptions
 
 _option = partial(typer.Option, rich_help_panel=FILES)
 RESUMABLE_EVERY = 100
@@ -83,12 +84,12 @@ class KeptFiles(SharedOptions):
             self.checkpoint_every = RESUMABLE_EVERY
         directory = self.checkpoints or (DEFAULT_CHECKPOINTS if self.checkpoint_every else None)
         if directory:
-            directory = check_directory("--checkpoints", directory)
+            directory = writable_directory("--checkpoints", directory)
         if directory and self.checkpoint_every:
             self.saving = Checkpoints(directory, self.checkpoint_every, self.keep)
         self.kept_log = KeptLog(self.log_keep, directory)
         if self.record is not None:
-            self.record = check_directory("--record", self.record)
+            self.record = writable_directory("--record", self.record)
         self.targets = training_log.targets_of(self.log, "--log", fresh)
 
     def aggregator_options(self) -> list[str]:
