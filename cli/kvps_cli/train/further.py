@@ -45,8 +45,10 @@ def further(command: Sequence[str], kept: KeptFiles, store: Store, name: str, la
     if not (job.state().finished(job.config) if job else found and found.checkpoint.finished):
         return None
     config = job.config if job else found.checkpoint.config if found else None
+    if config is None or config.metadata.publishes:  # its script would publish instead of saying what it asks for
+        return None
     stated = _asked(store, name, launch, command)
-    if config is None or stated is None:
+    if stated is None:
         return None
     asked = JobConfig.from_hash(config.to_hash() | stated, "what the script asks for")
     if not (differing := config.differing(asked, sorted(stated))):

@@ -273,6 +273,11 @@ def _dismiss_missing(job: Job, launch: Launch) -> None:
 def check_fits(name: str, config: JobConfig, launch: Launch) -> None:
     """Raise InvalidSetting if a job cannot go on with the copies of this run, or has not the settings that were
     given."""
+    if config.metadata.publishes:
+        raise InvalidSetting(
+            f"job {name!r} has no workers: its learner goes on with it by Store.publisher, after kvps checkpoint "
+            f"restore if it is only in a file; give this run another name (--job NAME)"
+        )
     if not config.units and {launch.workers, launch.most} != {config.workers}:
         raise InvalidSetting(
             f"job {name!r} has {counted(config.workers, 'worker')}, each with its own part of the data, and would "
