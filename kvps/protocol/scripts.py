@@ -265,6 +265,10 @@ class JobScripts:
                 raise RunOver(_run(run))
             case ["TRAINED"]:
                 raise UsageError(f"job {self._keys.job!r} is trained by its workers: no learner publishes it")
+            case ["BY"]:
+                raise UsageError(
+                    f"a learner's name has 1 to 300 of A-Z, a-z, 0-9, dots, colons, _ and -, not {by[:60]!r}"
+                )
         raise damaged(self._keys.plan)
 
     def ready(self, shard: int, term: str, plan: Plan, digest: str) -> CommitResult:

@@ -2,8 +2,7 @@
 -- `ready` flips to it as to any other. An open plan of another call is replaced, and so is what was staged for it: that
 -- call has failed, or its publisher lost shard 0 to this one.
 -- KEYS version:hash config:hash plan:hash ready:hash term(shard):string never
--- ARGV job shard term version head history by loss nonce
---   shard: 0
+-- ARGV job term version head history by loss nonce
 --   version, head: the version that the plan makes, and the head before it
 --   by: who publishes, one word
 --   loss: of the weights, or ''
