@@ -42,7 +42,7 @@ class Role:
     writes    the control keys that it may write, or `_ALL_KEYS` of the job
     bytes     the kinds of bytes that it may write: g (gradients), r (residuals)
     loads     whether it may load scripts
-    lists     whether it may change the list of jobs
+    lists     the keys of all jobs that it may write
     queues    whether it may use the queue
     """
 
@@ -51,7 +51,7 @@ class Role:
     writes: tuple[str, ...] = ()
     bytes: tuple[str, ...] = ()
     loads: bool = False
-    lists: bool = False
+    lists: tuple[str, ...] = ()
     queues: bool = False
 
 
@@ -81,6 +81,16 @@ ROLES = {
     "evaluator": _EVALUATOR,
     "worker": _WORKER,
     "aggregator": _AGGREGATOR,
+    "learner": Role(
+        scripts=(
+            *("create", "publish", "plan", "ready", "acquire", "renew", "own", "free", "evict", "recover"),
+            *("rollback", "trace", "trim", "control", "pin", "sync"),
+        ),
+        commands=(*_AGGREGATOR.commands, "CLUSTER|NODES"),
+        writes=(_ALL_KEYS,),
+        loads=True,
+        lists=(JOBS,),
+    ),
     "host": Role(
         scripts=(*_WORKER.scripts, "evict"),
         commands=_WORKER.commands,
@@ -94,7 +104,7 @@ ROLES = {
         commands=("SET", "UNLINK", "WAIT", "CLUSTER|NODES"),
         writes=(_ALL_KEYS,),
         loads=True,
-        lists=True,
+        lists=(JOBS, MEMORY),
         queues=True,
     ),
     "operator": Role(
@@ -102,7 +112,7 @@ ROLES = {
         commands=(*_AGGREGATOR.commands, "CLUSTER|NODES"),
         writes=(_ALL_KEYS,),
         loads=True,
-        lists=True,
+        lists=(JOBS, MEMORY),
         queues=True,
     ),
 }
@@ -147,7 +157,7 @@ def _keys(jobs: str, may: Role, old: bool) -> list[str]:
         written += [bytes_keys(jobs, f"{kind}:*") for kind in may.bytes]
         read = everything
     if may.lists:
-        written = [*written, JOBS, MEMORY]
+        written = [*written, *may.lists]
     elif jobs.endswith("*"):
         read = [*read, JOBS]
     if old:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,16 @@ from kvps_workers.queue.queue import CPU, TaskQueue
 from kvps_workers.queue.queue import SCRIPTS as QUEUE_SCRIPTS
 
 import kvps
+from kvps.arrays.state_dict import unpacked
+from kvps.errors import JobNotFound
 from kvps.history.checkpoint import Checkpoint
 from kvps.protocol import acl
 from kvps.protocol.scripts import SCRIPTS
 from kvps.store import Store
+from kvps.transport.difference_reader import DifferenceReader
+from kvps.transport.host_pull import HostPull
 from kvps.transport.version_reader import VersionReader
+from kvps.transport.weight_reader import PullRequest
 
 ONE = {"w": np.zeros(8, np.float32)}
 FOREIGN = [
@@ -48,6 +54,7 @@ WRITE_WEIGHTS = [
 WRITE_CONTROL = ["HSET {control}workers w0 x", "HSET {control}version version 9"]
 LOG = ["XADD {control}commits * kind stop", "DEL {control}commits", "SET {control}never x"]
 LIST = ["SADD kvps:jobs x", "SREM kvps:jobs mine"]
+MEMORY = ["HSET kvps:memory x 1", "HGETALL kvps:memory"]
 QUEUE = ["LRANGE rq:queue:kvps 0 -1", "DEL rq:job:x"]
 LOAD = ["SCRIPT LOAD return(1)"]
 TABLE = {
@@ -58,6 +65,7 @@ TABLE = {
     ),
     "worker": ([*READ, "SET {bytes}g:w0.x:1:0 1"], WRITE_WEIGHTS + LIST + QUEUE + LOAD),
     "aggregator": (READ + WRITE_WEIGHTS + LOAD, LIST + QUEUE),
+    "learner": ([*READ, *WRITE_WEIGHTS, *LOAD, LIST[0]], [*QUEUE, *MEMORY, LIST[1]]),
     "host": (READ + QUEUE + LOAD, WRITE_WEIGHTS + LIST),
     "submitter": (READ + LIST + QUEUE + LOAD, []),
     "operator": (READ + LIST + QUEUE + LOAD, []),
@@ -173,6 +181,47 @@ def test_a_run_with_every_process_under_its_own_role(store: Store, under: Users)
         ]
     under("operator").remove_job("mine")
     assert store.jobs() == ["plain"]
+
+
+def test_a_learner_publishes_and_readers_watch(store: Store, under: Users, tmp_path: Path) -> None:
+    """Also where one reader of a host reads for the others, and with a server that was restarted."""
+    model = {"w": np.arange(5000, dtype=np.float32), "n": np.arange(7, dtype=np.int16)}
+    learner = under("learner")
+    with learner.publisher("mine", model, shards=2, checkpoints=tmp_path, checkpoint_every=2) as first:
+        assert store.jobs() == ["mine"]
+        watch, job = under("reader").watch("mine"), under("reader").job("mine")
+        assert (watch.update(), watch.running) == (0, True)
+        for version in (1, 2, 3):
+            model["w"][version] += 1
+            assert first.publish(model, loss=1.0) == version
+            assert watch.update() == version
+            assert_same_bits(watch.arrays, model)
+        assert_same_bits(watch.at(2), model | {"w": np.where(np.arange(5000) == 3, 3, model["w"]).astype(np.float32)})
+        assert (watch.traffic.differences, watch.traffic.wholes) == (3, 1)
+        latest = job.access.reader.round_state
+        for _ in range(2):
+            pull = HostPull(job.access, DifferenceReader(job.access, job.access.reader), "watchers")
+            flat = np.zeros(job.layout.size, np.float32)
+            assert pull.read(PullRequest(latest(), 0, latest, flat)).version == 3
+            assert_same_bits(unpacked(job.layout, flat), model)
+            pull.close()
+        with under("learner").publisher("mine", model, takeover=True) as second:
+            assert second.publish(model) == 4
+        with pytest.raises(kvps.LeaseLost):
+            first.publish(model)
+        first.close()
+    # As after a restart: the server's run is not the one in which the history began.
+    store.client.call("HSET", first.job.access.keys.version, "run_id", "0" * 40)
+    with under("learner").publisher("mine", model) as third:
+        assert third.publish(model) == 5
+        third.job.pause()
+        third.job.resume()
+    assert watch.update() == 5
+    assert not watch.running
+    assert list(tmp_path.glob("*-00000002.safetensors"))
+    assert [e["kind"] for _, e in log_entries(third.job)].count("recover") == 1
+    with pytest.raises(JobNotFound):
+        under("learner", "other").watch("other", wait=0)
 
 
 def test_a_reader_that_is_overtaken_keeps_a_version(store: Store, under: Users) -> None:
