@@ -76,7 +76,7 @@ cost: .stamps/dev ## Count the instructions of a round, and fail where it needs 
 	$(BIN)/python -m kvps_bench.instructions $(if $(TIMES),--times $(TIMES)) $(if $(ONLY),--only $(ONLY))
 
 bench: .stamps/dev ## Measure everything, as on docs/performance.md (ONLY="round units"; TURNS=3; QUICK=1)
-	for bench in $(or $(ONLY),round units straggler readers workers shards links); do \
+	for bench in $(or $(ONLY),round units straggler readers workers shards links actors); do \
 	  $(BIN)/python -m kvps_bench $$bench $(if $(TURNS),--turns $(TURNS)) $(if $(QUICK),--quick) || exit 1; done
 
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)

@@ -8,7 +8,7 @@ import typer
 from kvps_cli.options import with_shared
 
 from kvps.errors import InvalidSetting
-from kvps_bench import links, options, readers, round, shards, straggler, units, workers
+from kvps_bench import actors, links, options, readers, round, shards, straggler, units, workers
 from kvps_bench.options import OnAnyServer, OnOwnServer, Size, Sizes, Workers
 
 app = typer.Typer(
@@ -115,6 +115,24 @@ def workers_(
         for mode in options.counts("--staleness", staleness, least=-1)
     ]
     options.measured("workers", lambda lab: workers.measure(lab, settings), workers.NOTES, how)
+
+
+@app.command("actors")
+@with_shared
+def actors_(
+    mb: Size = 500,
+    count: Annotated[int, typer.Option("--actors", metavar="N", help="Number of actors.")] = 4,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Part of the items that a version changes.")] = 0.01,
+    gbit: Annotated[
+        str, typer.Option(metavar="RATE,...", help="Rates of the actors' link, in Gbit/s; 0 is the learner's host.")
+    ] = "0,1",
+    *,
+    how: OnOwnServer,
+) -> None:
+    """Measure from a learner's publish until its last actor has the version: by the difference, whole, as a file."""
+    number, rates = options.positive("--actors", count), options.numbers("--gbit", gbit)
+    nbytes = options.bytes_of(mb)
+    options.measured("actors", lambda lab: actors.measure(lab, nbytes, number, share, rates), actors.NOTES, how)
 
 
 @app.command("links")

@@ -134,17 +134,19 @@ def _cluster(hosts: Sequence[Host]) -> Iterator[list[str]]:
     """Start a node on each host, and make one cluster of them; yield their HOST:PORT."""
     with ExitStack() as stack:
         for host in hosts:
-            stack.enter_context(_node(host))
+            stack.enter_context(node(host))
         (founder,) = stack.enter_context(crew((hosts[0], Actors)))
         founder("form", [host.address for host in hosts])
         yield [f"{host.address}:{_PORT}" for host in hosts]
 
 
 @contextmanager
-def _node(host: Host) -> Iterator[None]:
+def node(host: Host, cluster: bool = True) -> Iterator[str]:
+    """Start a server on a host, alone or to be a node of a cluster; yield its URL."""
     with tempfile.TemporaryDirectory(prefix="kvps-bench-") as folder:
         command = [server_program(), "--bind", host.address, "--port", str(_PORT), "--protected-mode", "no"]
-        command += ["--cluster-enabled", "yes", "--cluster-announce-ip", host.address, "--save", "", "--dir", folder]
+        command += ["--save", "", "--dir", folder]
+        command += ["--cluster-enabled", "yes", "--cluster-announce-ip", host.address] if cluster else []
         process = host.start(*command, stdout=subprocess.PIPE, text=True)
         assert process.stdout
         for line in process.stdout:
@@ -154,7 +156,7 @@ def _node(host: Host) -> Iterator[None]:
             raise NoHosts(f"the server on {host.name} ended with {process.wait()}")
         process.stdout.close()  # a server that says more, and whom nobody reads, would wait for ever
         try:
-            yield
+            yield f"redis://{host.address}:{_PORT}"
         finally:
             host.signal(process, signal.SIGTERM)
             process.wait()

@@ -225,3 +225,12 @@ def test_one_is_slow_at_a_time() -> None:
     slow = [[is_slow("moves", rank, i, 4, None) for rank in range(4)] for i in range(64)]  # type: ignore[arg-type]
     assert all(sum(row) == 1 for row in slow)
     assert [row.index(True) for row in slow[::8]] == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
+def test_actors(home: Path) -> None:
+    found = bench("actors", "--mb", "2", "--actors", "2", "--gbit", "0", "--quick", "--turns", "1")
+    rows = {row["case"]: row for row in found["rows"]}
+    assert set(rows) == {"difference", "whole", "safetensors over HTTP"}
+    assert rows["whole"]["read_mb"] == rows["safetensors over HTTP"]["read_mb"] == 4.0
+    assert rows["difference"]["read_mb"] < 0.2
+    assert len(found["bars"]) == 2
