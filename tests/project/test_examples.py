@@ -96,6 +96,15 @@ def test_the_readmes_notebook(home: Path) -> None:
     exec(code, {"kvps": kvps} | found)
 
 
+def test_the_learner_and_the_actor_of_the_page(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = python_in("docs/actors.md")
+    exec(code, {})
+    actor, learner = capsys.readouterr().out.splitlines()
+    assert actor.startswith("actor: version 20, the same bits: True, Traffic(differences=")
+    assert "repairs=0" in actor
+    assert learner == "learner: version 20"
+
+
 def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script, *_, notebook = python_in("docs/run.md")
     (tmp_path / "train.py").write_text(script)
