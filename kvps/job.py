@@ -263,8 +263,12 @@ class Job:
 
         A parameter group with a rate of its own keeps its proportion to the optimizer's: of two schedules, that of
         their highest rates. With local steps it is the rate of the job's optimizer, not of the workers' inner ones.
-        Raises InvalidSetting for a rate that is not finite or below 0.
+        Raises InvalidSetting for a rate that is not finite or below 0, UsageError for a job that a learner publishes.
         """
+        if self.config.metadata.publishes:
+            raise UsageError(
+                f"job {self.name!r} has no learning rate: set it in the learner, whose optimizer is its own"
+            )
         if lr is not None and not (is_number(lr) and lr >= 0):
             raise InvalidSetting(f"lr must be a finite number from 0, not {shown(lr)}")
         self._control("set", reason, "" if lr is None else repr(float(lr)))

@@ -22,6 +22,7 @@ from kvps.job import Job
 from kvps.protocol.answers import PlanGone, RunOver, ServerRestarted
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.keys import staged_name
+from kvps.protocol.run_control import LEARNER_HAS_FINISHED
 from kvps_aggregator.checkpoints import Checkpoints
 from kvps_aggregator.held_shards import AggregatorOptions, HeldShards
 from kvps_aggregator.version_maker import VersionMaker
@@ -189,7 +190,7 @@ class Publishing:
 
     def finish(self) -> None:
         """Finish the job, and leave its bytes as they shall stay."""
-        self._job.stop("its learner has finished")
+        self._job.stop(LEARNER_HAS_FINISHED)
         while True:
             with suppress(ServerRestarted):
                 self._hold()

@@ -319,6 +319,11 @@ class UncheckedConfig:
         """BSP, SSP(N) or ASP; or published, by a learner."""
         return "published" if self.metadata.publishes else mode_name(self.staleness)
 
+    @property
+    def stepped_by(self) -> str:
+        """The optimizer as people read it: a learner has one of its own, and the job's is never used."""
+        return "its learner's own optimizer" if self.metadata.publishes else str(self.optimizer)
+
 
 SPECS = table_of(UncheckedConfig)
 """The description of each setting, by its name."""

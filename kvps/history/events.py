@@ -122,6 +122,8 @@ def _place(id: str) -> tuple[int, int]:
 def _commit(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
     commit = Commit.of(fields)
     version, plan = commit.version, commit.plan
+    if plan.by:
+        return {"version": version, "contributions": [], "rejected": [], "by": plan.by, "loss": plan.loss}
     return {
         "version": version,
         "contributions": [_contribution(version, c) for c in plan.contributions],

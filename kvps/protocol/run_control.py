@@ -7,6 +7,8 @@ from typing import NamedTuple
 from kvps.errors import CorruptData, shown
 from kvps.parsing import Fields, whole
 
+LEARNER_HAS_FINISHED = "its learner has finished"
+"""The reason of a stop with which a learner ends the job that it publishes."""
 STATES = {"stop": "stopped", "suspend": "suspended", "pause": "paused"}
 
 

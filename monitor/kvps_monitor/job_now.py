@@ -12,22 +12,24 @@ from kvps.job import Job
 from kvps.machine import process
 from kvps.parsing import number, whole
 from kvps.protocol.job_state import Member, State
-from kvps.protocol.run_control import STATES
+from kvps.protocol.run_control import LEARNER_HAS_FINISHED, STATES
 from kvps.session.heartbeat import interval_s
 from kvps.staleness import admits
 
-JOB_WORDS = FINISHED, *_, ALL_LEFT, LACKS_WORKERS, LACKS_AGGREGATOR, STALLED, RUNS = (
+JOB_WORDS = FINISHED, *_, ALL_LEFT, LACKS_WORKERS, LACKS_AGGREGATOR, LACKS_LEARNER, STALLED, RUNS = (
     "finished",
     *STATES.values(),
     "all workers left",
     "waits for workers",
     "waits for an aggregator",
+    "waits for a learner",
     "stalled",
     "runs",
 )
 """What a job may be doing, in a few words. A job that was stopped is finished when its workers have ended. It is
 stalled while each of its workers is silent or waits for a worker that is: a round that takes long is no stall. All
-workers left if each has ended with rounds undone, as after an error, or was evicted."""
+workers left if each has ended with rounds undone, as after an error, or was evicted. A job that a learner publishes
+runs while a learner holds it; it waits for one that has left it unfinished, or for another."""
 AGGREGATOR = "the aggregator"
 OTHERS = "workers that have not joined"
 NAMED = 4
@@ -40,7 +42,9 @@ class JobNow(NamedTuple):
 
     at_s       the server's time, in seconds since 1970
     state      one of `JOB_WORDS`
+    why        who has stopped, suspended or paused it, and why; "" if it goes on, or its learner has finished it
     waits_for  the workers that a stalled job waits for, slowest first
+    workers    how many it waits for before its first version; 0 if a learner publishes it
     backlog    accepted contributions that wait for their commit
     holders    the aggregator that holds each shard; "" for none
     terms      how many holders each shard has had
@@ -52,7 +56,9 @@ class JobNow(NamedTuple):
 
     at_s: float
     state: str
+    why: str
     waits_for: list[str]
+    workers: int
     backlog: int
     holders: list[str]
     terms: list[int]
@@ -85,6 +91,8 @@ class JobNow(NamedTuple):
             word = FINISHED
         elif state.run.why:
             word = state.run.state
+        elif config.metadata.publishes:
+            word = RUNS if holders[0] else LACKS_LEARNER
         elif state.members and all(m.state == "gone" or m.worker in ended for m in state.members.values()):
             word = ALL_LEFT
         elif Waits.for_joins(state, config) or not (silent_s or backlog or planned):
@@ -97,7 +105,9 @@ class JobNow(NamedTuple):
         return cls(
             at_s=at_s,
             state=word,
+            why="" if state.run.reason == LEARNER_HAS_FINISHED and config.metadata.publishes else state.run.why,
             waits_for=waits_for,
+            workers=0 if config.metadata.publishes else config.workers,
             backlog=whole(backlog, "the length of the inbox"),
             holders=[holder or "" for holder in holders],
             terms=[_holders_so_far(term, shard) for shard, term in enumerate(terms)],

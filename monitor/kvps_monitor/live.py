@@ -19,7 +19,7 @@ from kvps.parsing import number
 from kvps.protocol.job_state import Member, State
 from kvps_monitor.job_now import FINISHED, NAMED, RUNS, JobNow, Waits, pairs
 from kvps_monitor.rates import WINDOW_S, Lately
-from kvps_monitor.spans import Iteration, ShardVersion, Traces, VersionFigures, WholeVersions, mean
+from kvps_monitor.spans import Iteration, LearnerLosses, ShardVersion, Traces, VersionFigures, WholeVersions, mean
 from kvps_monitor.views import WORKING, JobView, ShardView, WorkerView
 
 KEPT = 60
@@ -44,6 +44,8 @@ class JobWatch:
         self._took_s: float | None = None  # a finished job
         self._whole = WholeVersions(job.layout.shards)
         self._made = deque[VersionFigures](maxlen=KEPT)
+        self._learner = LearnerLosses(job, KEPT)
+        self._losses = deque[tuple[int, float]](maxlen=KEPT)  # that it said
 
     def look(self) -> JobView:
         """Return the job as it is now. Raises JobNotFound, CorruptData, ServerLost."""
@@ -62,7 +64,8 @@ class JobWatch:
         now_us = round(1e6 * now.at_s)
         shards = [self._shard(number, now, now_us) for number in range(job.layout.shards)]
         workers = _Workers(job.config, state, now, activity, self._iterations, now_us).views(_staleness(events))
-        losses = [w.loss for w in workers if w.loss is not None]
+        self._losses.extend(self._learner.read())
+        losses = [w.loss for w in workers if w.loss is not None] or [loss for _, loss in self._losses][-1:]
         return JobView(
             job=job.name,
             at_ms=now_us // 1000,
@@ -70,17 +73,18 @@ class JobWatch:
             mode=job.config.mode,
             staleness=job.config.staleness,
             transport=job.config.transport,
-            optimizer=str(job.config.optimizer),
+            optimizer=job.config.stepped_by,
             state=now.state,
             waits_for=now.waits_for,
-            why=state.run.why,
+            why=now.why,
             version=state.version,
             head=state.head,
             backlog=now.backlog,
             commits_per_s=shards[0].commits_per_s,
             contributions=sum(state.clock.values()),
             loss=mean(losses) if losses else None,
-            gradient_norms=[(figures.version, figures.norm) for figures in self._made],
+            losses=list(self._losses),
+            gradient_norms=[(figures.version, figures.norm) for figures in self._made if figures.contributions],
             units=job.config.units,
             units_done=state.units_done,
             rounds=job.config.unit_rounds.rounds if job.config.unit_rounds else 0,
@@ -91,7 +95,7 @@ class JobWatch:
             memory=used,
             memory_limit=limit,
             model_bytes=job.layout.nbytes,
-            expected_workers=job.config.workers,
+            expected_workers=now.workers,
             workers=workers,
             shards=shards,
             standbys=self._standbys(now, aggregators),
@@ -237,7 +241,7 @@ class _Workers:
 
 def _settings(config: JobConfig) -> dict[str, str]:
     """Return the settings of a job and what it notes of itself, as people read them."""
-    texts = config.to_hash() | {"optimizer": str(config.optimizer)}
+    texts = config.to_hash() | {"optimizer": config.stepped_by}
     return {name: text for name, text in texts.items() if name not in ("launched_by", "memory")}
 
 

@@ -67,5 +67,7 @@ def job_does(state: str, waits_for: Sequence[str], why: str) -> str:
 
 
 def present(state: str, there: int, expected: int) -> str:
-    """Return how many workers of a job are there, "2 of 3"; of a finished job, how many it had."""
+    """Return how many workers of a job are there, "2 of 3"; of a finished job, how many it had; "-" if it has none."""
+    if not expected:
+        return "-"
     return f"{expected:,}" if state == FINISHED else f"{there:,} of {expected:,}"

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from kvps.history.log_stream import entries_after
 from kvps.job import Job
 from kvps.parsing import Fields, number, whole
-from kvps.protocol.job_state import Entry
+from kvps.protocol.job_state import Commit, Entry
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 
 _LONGEST_MS = 1e10
@@ -275,6 +276,27 @@ def _thinned(job: Job, key: str, what: str, values: int) -> list[tuple[int, list
             parts = [number(part, where) for part in [*text[: 32 * values].split(), *["-"] * values][:values]]
             found.append((whole(version, f"a version with {what}"), parts))
     return sorted(found)
+
+
+class LearnerLosses:
+    """What a learner said of the versions that it published. Each call of `read` reads what is new in the log."""
+
+    def __init__(self, job: Job, first: int) -> None:
+        """The first reading has the newest `first` entries of the log."""
+        self._job = job
+        self._first = first
+        self._seen = ""
+
+    def read(self) -> list[tuple[int, float]]:
+        """Return the new (version, loss), oldest first; none of a job that workers train. Raises CorruptData."""
+        client, commits = self._job.access.client, self._job.access.keys.commits
+        if not self._job.config.metadata.publishes:
+            return []
+        newest = [] if self._seen else client.call("XREVRANGE", commits, "+", "-", "COUNT", self._first)
+        entries = list(entries_after(client, commits, self._seen)) if self._seen else newest[::-1]
+        self._seen = entries[-1][0] if entries else self._seen
+        made = [Commit.of(fields) for _, fields in entries if fields.get("kind") == "commit"]
+        return [(commit.version, commit.plan.loss) for commit in made if commit.plan.loss is not None]
 
 
 class Traces:

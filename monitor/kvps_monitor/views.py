@@ -100,6 +100,7 @@ class JobView:
     waits_for      the workers that a stalled job waits for, slowest first
     why            who has stopped, suspended or paused it, and why; "" if it goes on
     backlog        accepted contributions that wait for their commit
+    losses         (version, loss) of the last versions, as the learner said that publishes the job; else none
     gradient_norms (version, norm of the reduced gradient) of the last versions
     units          units of data, 0 if the job hands out none; `units_done` are committed
     rounds         how many rounds all units make, where a version is made of each; else 0
@@ -148,6 +149,14 @@ class JobView:
     events: list[Event] = field(repr=False)
     evaluation: Evaluation | None = None
     settings: dict[str, str] = field(default_factory=dict, repr=False)
+    losses: list[tuple[int, float]] = field(default_factory=list)
+
+    @property
+    def published_by(self) -> str:
+        """Who publishes the job now, in words; "" if workers train it."""
+        if self.mode != "published":
+            return ""
+        return f"published by {holder}" if (holder := self.shards[0].holder) else "no learner publishes it now"
 
     @property
     def evaluation_text(self) -> str:
