@@ -27,8 +27,8 @@ _PUSH, _FETCH = PHASE_COLOURS["push"], PHASE_COLOURS["fetch"]
 
 
 def as_json(job: Job, view: JobView) -> dict[str, Any]:
-    """Return the graph as nodes: the server with its shards and replicas, aggregators, workers, and other programs of
-    kvps that are connected. Rates are in bytes a second."""
+    """Return the graph as nodes: the server with its shards and replicas, the aggregators or the learner that holds
+    them, workers, and other programs of kvps that are connected. Rates are in bytes a second."""
     members = job.state().members.values()
     pids = {os.getpid()} | {m.pid for m in members} | {_pid(name) for name in _aggregators(view)}
     clients, replicas = _clients(job), _replicas(job)
@@ -48,7 +48,10 @@ def as_json(job: Job, view: JobView) -> dict[str, Any]:
         "version": view.version,
         "server": {"url": redacted(job.access.client.url), "memory": view.memory, "replicas": replicas},
         "shards": [_shard(shard) for shard in view.shards],
-        "aggregators": [{"name": name, "shards": _held(view, name)} for name in _aggregators(view)],
+        "aggregators": [
+            {"name": name, "is": "learner" if view.published_by else "aggregator", "shards": _held(view, name)}
+            for name in _aggregators(view)
+        ],
         "workers": [_worker(worker) for worker in view.workers],
         "others": others,
     }
@@ -141,7 +144,7 @@ def _aggregator_box(aggregator: dict[str, Any]) -> _Box:
     shards = ", ".join(map(str, aggregator["shards"]))
     held = f"holds shard {shards}" if shards else "stands by"
     return _Box(
-        ["aggregator", short_name(" ".join(aggregator["name"].split(":")[:2])), held],
+        [aggregator["is"], short_name(" ".join(aggregator["name"].split(":")[:2])), held],
         TONES["good"] if shards else _PAPER,
         not shards,
     )
@@ -227,10 +230,13 @@ def _shard_arrows(graph: dict[str, Any], shard: dict[str, Any], x: float, places
     held = graph["aggregators"][names.index(shard["holder"])]["shards"]
     above = places[place] + _BOX * (held.index(shard["shard"]) + 1) / (len(held) + 1)
     below, foot, head = x + _BOX / 2, _SERVER + 14, _TOP + _HEIGHT
-    yield _path([(below - 7, foot), (above - 5, head)], "push")
+    trained = graph["mode"] != "published"  # no gradients go up to a learner
+    if trained:
+        yield _path([(below - 7, foot), (above - 5, head)], "push")
     yield _path([(above + 5, head), (below + 7, foot)], "fetch")
     near = below + 0.25 * (above - below)
-    yield _label(near - 12, _SERVER - 8, _rate(shard["received_per_s"]), "end")
+    if trained:
+        yield _label(near - 12, _SERVER - 8, _rate(shard["received_per_s"]), "end")
     yield _label(near + 12, _SERVER - 8, _rate(shard["stored_per_s"]), "start")
 
 

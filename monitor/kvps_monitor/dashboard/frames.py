@@ -25,7 +25,8 @@ def _fields(view: type, *without: str) -> tuple[str, ...]:
 WORKER_FIELDS = (*_fields(WorkerView, "state_s", "silent_s", "losses"), "since_ms")
 _OF_JOB = (
     "evaluation_text",
-    *_fields(JobView, "at_ms", "workers", "shards", "standbys", "events", "evaluation", "gradient_norms"),
+    "published_by",
+    *_fields(JobView, "at_ms", "workers", "shards", "standbys", "events", "evaluation", "gradient_norms", "losses"),
 )
 _OF_SHARD = _fields(ShardView, "phases")
 _NAMED = 6

@@ -114,7 +114,7 @@ class History:
         self._first_us = self._first_us or v.at_us
         put("made", round((v.at_us - self._first_us) / 1000), v.progress + v.contributions)
         put("norm", v.norm)
-        if v.lr is not None:
+        if v.contributions and v.lr is not None:
             put("lr", v.lr)
         put("staleness", v.late / v.contributions if v.contributions else 0.0, float(v.latest))
         while len(self._before) > 1 and self._before[1].at_us <= v.at_us - 1e6 * _OVER_S:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from itertools import chain
 
@@ -19,7 +19,7 @@ from kvps.store import Store
 from kvps_monitor.dashboard.frames import Look, Trouble, frame
 from kvps_monitor.dashboard.history import MOST, History
 from kvps_monitor.live import JobWatch
-from kvps_monitor.spans import Traces, WholeVersions, losses_of, versions_of
+from kvps_monitor.spans import LearnerLosses, Traces, WholeVersions, losses_of, versions_of
 
 log = logging.getLogger("kvps.dashboard")
 
@@ -208,14 +208,18 @@ class _LookedAt:
         # What many workers have recorded is much to read; the first look has the end of it.
         iterations, versions = Traces(job, MOST).read(members if len(members) <= _FEW else [])
         recent = list(chain.from_iterable(map(WholeVersions(job.layout.shards).add, versions.values())))
+        said = LearnerLosses(job, MOST).read()
         earlier = [v for v in versions_of(job) if not recent or v.version < recent[0].version]
-        self._history.add(number, [*earlier, *recent], list(iterations.values()), self._evaluated(), losses_of(job))
+        self._history.add(
+            number, [*earlier, *recent], list(iterations.values()), self._evaluated(), [*losses_of(job), *_said(said)]
+        )
 
     def look(self, number: int) -> Look:
         """Look once. Raises JobNotFound, CorruptData, ServerLost."""
         view = self._watch.look()
         iterations, versions = self._watch.kept()
-        self._history.add(number, self._watch.made(), list(iterations.values()), self._evaluated())
+        losses = _said(view.losses)
+        self._history.add(number, self._watch.made(), list(iterations.values()), self._evaluated(), losses)
         look = Look(number, self._first, view, self._history.snapshot(), iterations, versions)
         # Made here, so that the event loop has less to do.
         _ = look.rows, look.shards, look.events, look.facts
@@ -228,6 +232,11 @@ class _LookedAt:
             self._seen_evaluation = id
             found.append(Evaluation.of(fields, entry_ms(id, fields), f"evaluation {id}"))
         return found
+
+
+def _said(losses: Iterable[tuple[int, float]]) -> list[tuple[int, float, float, float]]:
+    """Return what a learner said of versions as (version, mean, lowest, highest loss)."""
+    return [(version, loss, loss, loss) for version, loss in losses]
 
 
 def _kind(error: KvpsError) -> str:

@@ -34,7 +34,7 @@ class Row:
     learning_rate                     of parameters in no group
     gradient_norm                     of the reduced gradient, before it is clipped
     staleness/mean, staleness/max     in versions, over its contributions
-    loss                              the mean over its contributions whose loss is known
+    loss                              the mean over its contributions whose loss is known, or what its learner said
     staleness/<worker>, loss/<worker> of one worker; of several contributions the largest, and the mean
     test/<name>                       what the task says of the weights of this version
     eval/<name>                       what was reported of it, in a row of its own: it comes when it is evaluated
@@ -171,6 +171,8 @@ class RowReader:
 
     def _row(self, waiting: _Waiting) -> Row:
         plan, config = waiting.plan, self._job.config
+        if plan.by:  # a learner published it: there is no more to say
+            return Row(waiting.version, waiting.at_ms, {} if plan.loss is None else {"loss": plan.loss})
         progress = config.progress(plan.version - 1, plan.progress)
         values: Values = {
             "contributions": float(len(plan.contributions)),

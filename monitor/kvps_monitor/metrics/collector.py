@@ -71,7 +71,7 @@ class _Families:
         if now is None:
             return
         c = reader.job.config
-        self.add("kvps_job_info", [job, reader.job.id, c.metadata.task, c.mode, c.transport, str(c.optimizer)], 1)
+        self.add("kvps_job_info", [job, reader.job.id, c.metadata.task, c.mode, c.transport, c.stepped_by], 1)
         for word in JOB_WORDS:
             self.add("kvps_job_state", [job, word], word == now.state)
         for name, value in {
@@ -82,11 +82,13 @@ class _Families:
             "kvps_units": c.units,
             "kvps_units_done_total": totals.units_done,
             "kvps_backup_tasks_total": totals.backups,
-            "kvps_workers_expected": c.workers,
+            "kvps_workers_expected": now.workers,
         }.items():
             self.add(name, [job], value)
         if totals.gradient_norm is not None:
             self.add("kvps_gradient_norm", [job], totals.gradient_norm)
+        if totals.learner_loss is not None:
+            self.add("kvps_learner_loss", [job], totals.learner_loss)
         if reader.evaluation is not None:
             self.add("kvps_evaluation_version", [job], reader.evaluation.version)
             for figure, measured in reader.evaluation.figures.items():

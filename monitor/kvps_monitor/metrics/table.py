@@ -49,7 +49,7 @@ TABLE = (
         GAUGE,
         ("job", "state"),
         "1 for the job's state (runs, stalled, paused, suspended, stopped, finished, all workers left, waits for "
-        "workers, waits for an aggregator), else 0.",
+        "workers, waits for an aggregator, waits for a learner), else 0.",
     ),
     Spec("kvps_versions_total", COUNTER, _JOB, "The newest version of the job: how many were committed."),
     Spec(
@@ -61,6 +61,7 @@ TABLE = (
     ),
     Spec("kvps_recoveries_total", COUNTER, _JOB, f"Restarts of Redis that lost versions. {_SINCE_FIRST_READING}"),
     Spec("kvps_backlog_contributions", GAUGE, _JOB, "Accepted contributions that wait for their commit."),
+    Spec("kvps_learner_loss", GAUGE, _JOB, "What the learner that publishes the job said of its newest version."),
     Spec("kvps_gradient_norm", GAUGE, _JOB, "Norm of the reduced gradient of the newest version, over all shards."),
     Spec(
         "kvps_evaluation",

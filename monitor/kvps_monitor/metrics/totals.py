@@ -96,7 +96,8 @@ class JobTotals:
     """What has happened to a job.
 
     missed         versions whose commit was gone before it was read
-    gradient_norm  of the newest version of which all shards' parts are known
+    gradient_norm  of the newest version of which all shards' parts are known; None if a learner publishes the job
+    learner_loss   what the learner that publishes the job said last
     """
 
     def __init__(self, shards: int, begin: int) -> None:
@@ -106,6 +107,7 @@ class JobTotals:
         self.versions = begin
         self.missed = self.recoveries = self.units_done = self.backups = 0
         self.gradient_norm: float | None = None
+        self.learner_loss: float | None = None
         self._next = begin + 1
         self._norms = WholeVersions(shards)
 
@@ -123,6 +125,7 @@ class JobTotals:
         version = event.facts["version"]
         self.missed += max(0, version - self._next)
         self._next = version + 1
+        self.learner_loss = event.facts.get("loss") if "by" in event.facts else None
         for contribution in event.facts["contributions"]:
             self.workers[contribution["worker"]].staleness.add(contribution["staleness"])
 
@@ -136,5 +139,5 @@ class JobTotals:
         """Count versions of a shard, oldest first."""
         for version in versions:
             self.shards[shard].add(version)
-        for _, norm in ((figures.version, figures.norm) for figures in self._norms.add(versions)):
-            self.gradient_norm = norm
+        for figures in self._norms.add(versions):
+            self.gradient_norm = figures.norm if figures.contributions else None

@@ -110,6 +110,7 @@ class _Drawing:
     def _frame(self) -> None:
         r, axes = self._recording, self._axes
         parts = [(len(r.workers), "worker"), (len(r.versions), "version"), (r.iterations, "round")]
+        parts = parts if r.workers else parts[1:2]  # a learner publishes the job
         parts += [(len(r.evaluations), "evaluation")] if r.evaluations else []
         counts = ", ".join(starmap(counted, parts))
         axes.set_title(r.mode, loc="left", fontsize=12, fontweight="bold", pad=9)

@@ -213,8 +213,8 @@ class Recording:
         ASP the fast workers may be done long before the slow one. The last evaluation comes after all rounds: the part
         goes on until then, unless it would be more than twice as long."""
         lanes = [lane for lane in self.workers.values() if lane]
-        if not lanes:
-            return self
+        if not lanes:  # a learner publishes the job: the last versions
+            return self.making(self.versions[-rounds:][0], None)
         if (end := _common_end(lanes)) is None:  # one left before another one came: those that were there at the end
             newest = max(lanes, key=lambda lane: lane[-1].end_us)
             lanes = [lane for lane in lanes if lane[-1].end_us > newest[-rounds:][0].start_us]
@@ -244,7 +244,10 @@ def record(job: Job) -> Recording:
     shards = [_blocks(spans(made), lambda span: span.version) for made in versions.values()]
     events = EventLog(job.access.client, job.access.keys).newest(0)
     all_of_it = Recording(job.name, job.config.mode, workers, shards, _taken(events), [])
-    if not all_of_it.iterations:
+    if job.config.metadata.publishes:
+        if not all_of_it.versions:
+            raise JobError(f"job {job.name} has no spans yet: its learner has published no version")
+    elif not all_of_it.iterations:
         raise JobError(f"job {job.name} has no spans yet: a worker tells of an iteration with the push after it")
     low, high = all_of_it.start_us, all_of_it.end_us
     reports = [Evaluation(**e.facts, at_ms=e.at_ms) for e in events if e.kind == "evaluate"]

@@ -103,6 +103,7 @@ def _curve(w: WorkerView, width: int) -> Text:
     return _text(figures.curve([value for _, value in w.losses], width), "magenta")
 
 
+_CURVE_WIDTH = 24  # of the losses that a learner said
 _STATE, _BAR, _CURVE = "state", "round time", "loss curve"
 _WORKER = [  # (importance, title, least width, to the right, cell), as they are shown
     (1, "worker", 6, False, lambda w, slowest, width: _text(w.worker)),
@@ -192,9 +193,15 @@ def header(view: JobView, width: int) -> list[Text]:
     first.append(f"  {view.mode}  {printable(view.task) or 'made in Python'}  {printable(view.optimizer)}")
     at_work = sum(w.state in WORKING for w in view.workers)
     rate = figures.per_second(view.commits_per_s)
-    second = [f"version {view.version:,}", f"{rate} versions/s", f"backlog {view.backlog:,}"]
     workers = palette.present(view.state, at_work, view.expected_workers)
-    second += [f"workers {workers}", f"loss {figures.loss(view.loss)}"]
+    who = [view.published_by] if view.published_by else [f"backlog {view.backlog:,}", f"workers {workers}"]
+    curve = figures.curve([loss for _, loss in view.losses], _CURVE_WIDTH)
+    second = [
+        f"version {view.version:,}",
+        f"{rate} versions/s",
+        *who,
+        f"loss {figures.loss(view.loss)} {curve}".strip(),
+    ]
     memory = f"Redis {figures.size(view.memory)}"
     memory += f" of {figures.size(view.memory_limit)}" if view.memory_limit else ""
     third = [memory, f"model {figures.size(view.model_bytes)}"]  # what a narrow terminal cuts comes last

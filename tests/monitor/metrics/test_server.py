@@ -29,16 +29,17 @@ def test_each_metric_of_the_table_is_there_in_both_formats(store: Store) -> None
             session.push(gradient(session.pull(), 0, 0), loss=float("nan"))
         await_version(job, 3)
         job.report(3, {"loss": 0.5})
-        scrape = exported.until(
-            kvps_contributions_total=3, kvps_evaluation=0.5, kvps_units_done_total=3, kvps_shard_phase_seconds_count=30
-        )
+        with store.publisher("policy", model()) as policy:
+            policy.publish(model(), loss=0.25)
+        wanted = {"kvps_contributions_total": 3, "kvps_evaluation": 0.5, "kvps_learner_loss": 0.25}
+        scrape = exported.until(kvps_units_done_total=3, kvps_shard_phase_seconds_count=35, **wanted)
         _, kind, text = ask(exported.port, accept=OPENMETRICS)
         session.leave(finished=False)
     assert kind.startswith("application/openmetrics-text")
-    wanted = {name for spec in TABLE for name in spec.series}
-    assert scrape.names() == wanted
+    names = {name for spec in TABLE for name in spec.series}
+    assert scrape.names() == names
     families = list(open_families(text))
-    assert {sample.name for family in families for sample in family.samples} == wanted
+    assert {sample.name for family in families for sample in family.samples} == names
     types = {family.name: family.type for family in families}
     for spec in TABLE:
         assert types[spec.name.removesuffix("_total")] == spec.type

@@ -101,8 +101,9 @@ export function day(ms) {
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;
 }
 
-/** How many workers of a job are there; of a finished job, how many it had. */
+/** How many workers of a job are there; of a finished job, how many it had; a dash if it has none. */
 export function present(state, there, expected) {
+  if (!expected) return "–";
   return state === "finished" ? whole(expected) : `${whole(there)} of ${whole(expected)}`;
 }
 

@@ -73,6 +73,7 @@ function commit(job, event, whole_) {
   const counted = event.contributions;
   const number = event.contributions_in_all ?? counted.length;
   const title = el("b", {}, `version ${whole(event.version)}`);
+  if (event.by) return [title, el("span.muted", {}, ` published by ${event.by}${event.loss === null ? "" : `, loss ${Number(event.loss.toPrecision(6))}`}`)];
   const said = [title, el("span.muted", {}, ` ${number ? plural(number, "contribution") : "no contribution"}`)];
   const chips = el("div.chips", {}, ...counted.slice(0, whole_ ? SHOWN : 4).map((each) => chip(job, each)));
   const left = number - Math.min(counted.length, whole_ ? SHOWN : 4);

@@ -37,6 +37,7 @@ export function showJob(page, job) {
   stream = new JobStream(job, () => update());
   const timeline = new Timeline(job, stream);
   filter.addEventListener("input", () => showWorkers());
+  const workersCard = el("section.card", {}, el("div.title", {}, el("h2", {}, "Workers"), counts, filter), workers.node);
   page.replaceChildren(
     el("div.heading", {}, el("h1", {}, job), state),
     what,
@@ -46,7 +47,7 @@ export function showJob(page, job) {
     timeline.node,
     el("div.over", {}, el("h2", {}, "The whole run"), over, beside.choice, beside.facts),
     chartsNode,
-    el("section.card", {}, el("div.title", {}, el("h2", {}, "Workers"), counts, filter), workers.node),
+    workersCard,
     el("section.card", {}, el("h2", {}, "Shards"), el("div.wide-table", {}, listTable(".small", SHARD_COLUMNS, shards))),
     el("details.card", {}, el("summary", {}, "Settings"), settings),
     el("section.card", {}, el("div.title", {}, el("h2", {}, "Latest"), el("a", { href: `${jobPath(job)}/log` }, "Whole log")), events),
@@ -74,7 +75,11 @@ export function showJob(page, job) {
   function update() {
     const f = stream.facts;
     renew(state, [f.state, jobDoes(f)], () => [statePill(f.state, jobDoes(f))]);
-    setText(what, [f.task || "made in Python", f.mode, f.optimizer, `over ${f.transport}`, bytes(f.model_bytes)].filter(Boolean).join(" · "));
+    setText(what, [f.task || "made in Python", f.mode, f.optimizer, f.published_by, `over ${f.transport}`, bytes(f.model_bytes)].filter(Boolean).join(" · "));
+    const published = f.published_by !== ""; // by a learner: no workers, and no gradients
+    workersCard.hidden = published;
+    for (const name of ["lr", "norm", "staleness"]) charts[name].node.hidden = published;
+    if (published) charts.loss.name(0, "said by its learner");
     const active = stream.workers.filter((w) => !GONE.includes(w.state)).length;
     const done = f.state === "finished";
     setBound(f.staleness, f.expected_workers);
@@ -88,9 +93,9 @@ export function showJob(page, job) {
       Version: whole(f.version),
       Versions: perSecond(done ? ratio(f.version, f.elapsed_s) : f.commits_per_s),
       Loss: loss(f.loss),
-      Workers: present(f.state, active, f.expected_workers),
-      Backlog: whole(f.backlog),
-      Contributions: f.rounds ? "" : whole(f.contributions), // the same as the units
+      Workers: published ? "" : present(f.state, active, f.expected_workers),
+      Backlog: published ? "" : whole(f.backlog),
+      Contributions: f.rounds || published ? "" : whole(f.contributions), // the same as the units
       Units: f.units ? `${whole(f.units_done)} of ${whole(f.units)}` : "",
       "Backup tasks": f.backups ? whole(f.backups) : "",
       "Time left": f.eta_s ? roughly(f.eta_s) : "",
@@ -116,6 +121,7 @@ function roughly(s) {
 const ratio = (number, seconds) => (seconds ? number / seconds : null);
 
 function finalFigures(f) {
+  if (f.published_by) return `${plural(f.version, "version")}, loss ${loss(f.loss)}`;
   const counted = `${plural(f.contributions, "contribution")} in ${plural(f.version, "version")}`;
   const rate = `${perSecond(ratio(f.contributions, f.elapsed_s)).replace("/s", "")} contributions/s`;
   return [counted, duration(1000 * f.elapsed_s), rate, `loss ${loss(f.loss)}`].join(", ");
@@ -147,7 +153,7 @@ function makeCharts() {
         { label: "highest", colour: "other", value: short },
       ],
     }),
-    traffic: new Chart("Bytes of aggregators", {
+    traffic: new Chart("Bytes of aggregators or learner", {
       lines: [
         { label: "received", colour: "fetch", value: rate },
         { label: "stored", colour: "store", value: rate },
