@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import kvps
 from kvps.connection.urls import redacted
-from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost, counted
+from kvps.errors import InvalidSetting, JobNotFound, KvpsError, NoServer, ServerLost, UsageError, counted
 from kvps.job import Job, readable
 from kvps.protocol.job_state import State
 from kvps.server import private_server
@@ -135,13 +135,13 @@ def wait_for_server(redis: str | None) -> None:
 def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
     """Wait for the job of that name, or without a name for the only job that is open to all workers; say so once.
 
-    Raises InvalidSetting if several jobs are open.
+    Raises InvalidSetting if several jobs are open, UsageError for a job that a learner publishes.
     """
     announced, pass_over = False, report_once()
     while True:
         if name is not None:
             with suppress(JobNotFound):
-                return read_job(store, name)[0]
+                return _trained(read_job(store, name)[0])
         else:
             joinable = [job for job in store.read_jobs(_joinable, pass_over) if job]
             if len(joinable) == 1:
@@ -154,6 +154,16 @@ def wait_for_job(store: Store, name: str | None, quiet: bool = False) -> Job:
             say(f"waiting for {wanted}; create it with kvps create TASK --job {name or 'NAME'}")
             announced = True
         time.sleep(_POLL_S)  # the set of jobs is for listing only, and announces nothing
+
+
+def _trained(job: Job) -> Job:
+    """Return a job that workers train. Raises UsageError for one that a learner publishes."""
+    if job.config.metadata.publishes:
+        raise UsageError(
+            f"job {job.name!r} takes no worker and no aggregator: a learner publishes it, and kvps.connect().watch("
+            f"{job.name!r}) reads its versions"
+        )
+    return job
 
 
 def _joinable(job: Job, state: State) -> Job | None:

@@ -63,7 +63,7 @@ def inspect(
             if as_json:
                 print_json(_as_json(version, rows, bins, waiting))
             else:
-                _print(version, rows, bins, waiting)
+                _print(version, rows, bins, None if opened.config.metadata.publishes else waiting)
             if every is None:
                 return
             before = {p.name: weights[p.name].copy() for p in chosen}
@@ -107,11 +107,15 @@ def _as_json(
 
 
 def _print(
-    version: int, rows: Sequence[Mapping[str, Any]], bins: Mapping[str, Sequence[Bin]], waiting: list[Contribution]
+    version: int,
+    rows: Sequence[Mapping[str, Any]],
+    bins: Mapping[str, Sequence[Bin]],
+    waiting: list[Contribution] | None,
 ) -> None:
     console = plain_console()
     names = f": {some_of([f'{c.worker} round {c.round:,}' for c in waiting])}" if waiting else ""
-    console.print(f"version {version:,}  {counted(len(waiting), 'contribution')} waiting{names}")
+    waits = "" if waiting is None else f"  {counted(len(waiting), 'contribution')} waiting{names}"
+    console.print(f"version {version:,}{waits}")
     print_rows(_COLUMNS, map(_row, rows))
     for histogram_ in bins.values():
         most = max((b.items for b in histogram_), default=1)

@@ -25,6 +25,7 @@ from kvps_cli.output import print_json, say, start_log
 
 _POLL_S = 0.5
 _OLDER = "the aggregator moved them to its --checkpoints DIR, or had none and deleted them"
+_OLDER_PUBLISHED = "the learner moved them to its checkpoints, or had none and deleted them"
 _KIND = 9  # columns, as wide as the longest word
 _WORDS_AT = len(f"2026-01-31 23:59:59.999  {'commit':{_KIND}}  ")
 
@@ -71,7 +72,8 @@ def log(
         events = EventLog(opened.access.client, opened.access.keys)
         newest = events.newest(last)
         if (moved := opened.state().moved) and (len(newest) < last or not last):
-            say(f"versions before {moved:,} are not in Redis any more: {_OLDER}")
+            who = _OLDER_PUBLISHED if opened.config.metadata.publishes else _OLDER
+            say(f"versions before {moved:,} are not in Redis any more: {who}")
         _print(newest, as_json)
         if follow:
             _print(events.later(opened.state), as_json)
@@ -111,6 +113,9 @@ def _line(event: Event) -> str:
 
 
 def _commit(facts: Facts) -> str:
+    if "by" in facts:
+        loss = "" if facts["loss"] is None else f", loss {facts['loss']:.6g}"
+        return f"version {facts['version']:,}: published by {facts['by']}{loss}"
     counted = ", ".join(map(_contribution, facts["contributions"])) or "no contribution"
     out = ", ".join(f"{c['worker']} round {c['round']:,}" for c in facts["rejected"])
     return f"version {facts['version']:,}: {counted}{f'; without {out}' if out else ''}"

@@ -38,8 +38,9 @@ def status(job: options.AnyJobName = None, as_json: options.AsJson = False, redi
         printable(palette.job_does(view.state, view.waits_for, view.why)), palette.STYLES[palette.tone(view.state)]
     )
     task = c.metadata.task or "made in Python"
-    console.print(Text.assemble((opened.name, "bold"), "  ", does, f"  {task}  {c.mode}  {c.optimizer}"))
-    console.print(f"version {view.version:,}  head {view.head[:12]}  {counted(view.backlog, 'contribution')} waiting")
+    console.print(Text.assemble((opened.name, "bold"), "  ", does, f"  {task}  {c.mode}  {c.stepped_by}"))
+    what = f"loss {loss_text(view.loss)}" if view.published_by else f"{counted(view.backlog, 'contribution')} waiting"
+    console.print(f"version {view.version:,}  head {view.head[:12]}  {what}")
     if view.units_text:
         console.print(view.units_text)
     if view.evaluation_text:
@@ -48,7 +49,9 @@ def status(job: options.AnyJobName = None, as_json: options.AsJson = False, redi
         console.print(f"arrays in the shared memory of {c.metadata.host}; Redis has version {kept:,}")
     for shard in view.shards:
         console.print(f"shard {shard.shard}  {shard.holder or missing}")
-    if view.workers:
+    if view.published_by:
+        console.print(view.published_by)
+    elif view.workers:
         print_rows(_COLUMNS, map(_row, view.workers), least=("process", "device", "rank"))
     else:
         start = "" if c.metadata.launched_by else f"; start {connect.start_of(opened)}"
@@ -66,8 +69,8 @@ def _row(w: WorkerView) -> list[str]:
 
 
 def _without_holder(job: Job, state: State) -> str:
-    """Return the text for a shard that no aggregator holds. A finished or idle job needs no aggregator."""
-    if state.finished(job.config):
+    """Return the text for a shard that no aggregator holds. A finished, idle or published job needs no aggregator."""
+    if state.finished(job.config) or job.config.metadata.publishes:
         return "-"
     return "idle until a worker joins" if job.access.is_idle() else "no aggregator: kvps aggregator start"
 
@@ -77,7 +80,7 @@ def _as_dict(job: Job, state: State) -> dict[str, Any]:
     return summary(job, state) | {
         "shards": c.shards,
         "transport": c.transport,
-        "optimizer": c.optimizer.to_json(),
+        "optimizer": None if c.metadata.publishes else c.optimizer.to_json(),
         "head": state.head,
         "lr": state.lr,
         "clock": dict(state.clock),

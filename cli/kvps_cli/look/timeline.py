@@ -76,7 +76,8 @@ def timeline(
         content = write(recording)
     write_file("--out", out, content)
     if not quiet:
-        more = "" if recording is whole else f", of {whole.iterations:,} rounds on record (--last, --from, --to)"
+        all_of_it = f"{whole.iterations:,} rounds" if whole.iterations else f"{len(whole.versions):,} versions"
+        more = "" if recording is whole else f", of {all_of_it} on record (--last, --from, --to)"
         say(f"{out}: {_summary(recording)}{more}")
 
 
@@ -93,9 +94,12 @@ def _writer(suffix: str) -> Callable[[Recording], bytes]:
 def _summary(recording: Recording) -> str:
     """Return what is in the file, in a few words."""
     seconds = (recording.end_us - recording.start_us) / 1e6
-    lanes = f"{counted(len(recording.workers), 'worker')} and {counted(len(recording.shards), 'shard')}"
+    lanes = counted(len(recording.shards), "shard")
     made = recording.versions
-    done = f"{counted(recording.iterations, 'round')}, {counted(len(made), 'version')}"
+    done = counted(len(made), "version")
+    if recording.workers:  # no learner publishes the job
+        lanes = f"{counted(len(recording.workers), 'worker')} and {lanes}"
+        done = f"{counted(recording.iterations, 'round')}, {done}"
     done += f" ({made[0]:,} to {made[-1]:,})" if len(made) > 1 else ""
     done += f", {counted(len(recording.evaluations), 'evaluation')}" if recording.evaluations else ""
     return f"{lanes}, {done}, {seconds:.3g} s"

@@ -72,7 +72,7 @@ def _print(view: JobView) -> None:
         workers = rows.ordered(view.workers, slowest_first=True)
         cells = [[column.shown(w, slowest).plain for column in columns] for w in workers]
         _print_table([column.head.plain for column in columns], cells)
-    else:
+    elif not view.published_by:
         console.print("no worker has joined")
     titles, shards = rows.shard_table(view.shards, width)
     _print_table([title.plain for title in titles], [[cell.plain for cell in row] for row in shards])

@@ -20,7 +20,11 @@ def rm(
         try:
             opened, state = connect.read_job(store, job)
             id = opened.id
-            what = f"job {job} at version {state.version}, with {counted(state.active, 'worker')} in it"
+            inside = f"with {counted(state.active, 'worker')} in it"
+            if opened.config.metadata.publishes:
+                holder = opened.access.reader.holders()[0]
+                inside = f"which {holder} publishes" if holder else "which no learner publishes now"
+            what = f"job {job} at version {state.version}, {inside}"
         except CorruptData:
             what = f"job {job}, which is damaged"
         except JobNotFound:

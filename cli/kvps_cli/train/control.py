@@ -10,7 +10,7 @@ import typer
 from kvps.config import JobConfig
 from kvps.errors import InvalidSetting, shown
 from kvps.job import Job
-from kvps.protocol.run_control import RunControl
+from kvps.protocol.run_control import LEARNER_HAS_FINISHED, RunControl
 from kvps_cli import connect, options
 from kvps_cli.output import say
 
@@ -68,11 +68,17 @@ def _tell(how: Callable[[Job, str], RunControl], job: str, reason: str, redis: s
 
 
 def ending(config: JobConfig, run: RunControl) -> str:
-    """Return with which round the workers of a job end that was stopped or suspended, and why."""
+    """Return with which round the workers of a job end that was stopped or suspended, or that its learner does, and
+    why."""
+    if config.metadata.publishes:
+        over = run.reason == LEARNER_HAS_FINISHED
+        return run.reason if over else f"{run.why}; its learner publishes no more version"
     what = "version" if config.unit_rounds else "round"
     return f"{run.why}; " + (f"all workers end with {what} {run.round:,}" if run.round else "all workers end")
 
 
 def _over(job: Job) -> str:
     """Return words for a job in which nothing can change any more."""
-    return "; but all its workers have finished" if job.state().finished(job.config) else ""
+    if not job.state().finished(job.config):
+        return ""
+    return "; but its learner has finished" if job.config.metadata.publishes else "; but all its workers have finished"

@@ -113,7 +113,7 @@ def run(
         if not jobs:
             if failed := ", ".join(copy.name for copy in copies if copy.failed):
                 raise KvpsError(f"the run ends: {failed} failed before a job was made")
-            why = "no job was made: a script that trains calls kvps.from_env() and its create_job"
+            why = "no job of workers was made: a script that trains calls kvps.from_env() and its create_job"
             if any(copy.code for copy in copies):
                 raise KvpsError(f"the first copy ended, and {why} in all copies")
             say(f"all copies ended, and {why}")  # it has done what it was asked for, as with --help

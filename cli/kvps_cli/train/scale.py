@@ -95,6 +95,8 @@ def scale(
     """
     with connect.existing_job(redis, job) as opened:
         config = opened.config
+        if config.metadata.publishes:
+            raise UsageError(f"job {job!r} has no workers to keep: a learner publishes it")
         launched = config.metadata.launcher
         if launched is None or launched.is_dead:
             start = f": start more with {connect.start_of(opened)}" if config.units else ""

@@ -341,10 +341,11 @@ def test_a_run_that_makes_no_job_says_so_and_what_a_copy_leaves_running_ends_wit
     done = kvps_run("run", "-w", "2", "--", "sh", "-c", "sleep 1000 & echo here")
     assert done.returncode == 0
     assert sorted(done.stdout.splitlines()) == ["w0: here", "w1: here"]
-    assert done.stderr.splitlines()[-1].startswith("all copies ended, and no job was made: a script that trains calls")
+    said = "all copies ended, and no job of workers was made: a script that trains calls"
+    assert done.stderr.splitlines()[-1].startswith(said)
     done = kvps_run("run", "-w", "2", "--stop-grace", "1", "--", "sh", "-c", "[ $KVPS_RANK = 0 ] || exec sleep 1000")
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("kvps: error: the first copy ended, and no job was made")
+    assert done.stderr.splitlines()[-1].startswith("kvps: error: the first copy ended, and no job of workers was made")
 
 
 SAMPLES = """
