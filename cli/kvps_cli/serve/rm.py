@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvps.errors import CorruptData, JobNotFound, counted
+from kvps.errors import CorruptData, JobNotFound, counted, printable
 from kvps_cli import connect, options
 from kvps_cli.long_work import LongWork
 from kvps_cli.output import say
@@ -22,7 +22,7 @@ def rm(
             id = opened.id
             inside = f"with {counted(state.active, 'worker')} in it"
             if opened.config.metadata.publishes:
-                holder = opened.access.reader.holders()[0]
+                holder = printable(opened.access.reader.holders()[0] or "")
                 inside = f"which {holder} publishes" if holder else "which no learner publishes now"
             what = f"job {job} at version {state.version}, {inside}"
         except CorruptData:
