@@ -15,7 +15,7 @@ from kvps.arrays.dtypes import dtype_of
 from kvps.arrays.inputs import one_number, state_of
 from kvps.arrays.layout import DTYPE, Array
 from kvps.arrays.state_dict import pack, place
-from kvps.errors import InvalidSetting, JobStopped, KvpsError, LayoutMismatch, WrongOrder
+from kvps.errors import InvalidSetting, JobStopped, KvpsError, LayoutMismatch, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.transport.difference_reader import DifferenceReader
 from kvps.transport.weight_reader import PullRequest
@@ -62,6 +62,12 @@ class Publisher:
         self._thread = ThreadPoolExecutor(1, f"kvps-publish-{job.name}")
         self._under_way: Future[int] | None = None
         self._closed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise UsageError(
+            f"the publisher of job {self.job.name!r} belongs to its process, and cannot be pickled: hand over the store, and "
+            f"open another there with Store.publisher"
+        )
 
     def __repr__(self) -> str:
         return f"Publisher({self.job.name!r}, version {self.version})"

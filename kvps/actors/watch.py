@@ -15,7 +15,7 @@ from kvps.arrays.digest import view
 from kvps.arrays.inputs import state_of
 from kvps.arrays.layout import DTYPE, Array
 from kvps.arrays.state_dict import place, unpacked
-from kvps.errors import InvalidSetting, JobNotFound, WrongOrder
+from kvps.errors import InvalidSetting, JobNotFound, UsageError, WrongOrder
 from kvps.job import Job
 from kvps.parsing import whole_setting
 from kvps.protocol.job_state import RoundState
@@ -60,6 +60,12 @@ class Watch:
         self._target: Any = None  # what `update` has brought to `_placed` last: held, so that no other gets its id
         self._placed: dict[str, int] = {}  # name -> digest of the array
         self._closed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise UsageError(
+            f"the watch of job {self.job.name!r} belongs to its process, and cannot be pickled: hand over the store, and "
+            f"open another there with Store.watch"
+        )
 
     def __repr__(self) -> str:
         return f"Watch({self.job.name!r}, version {self.version})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -198,6 +199,9 @@ def test_each_misuse_is_one_line_and_changes_nothing(store: Store) -> None:
         with pytest.raises(WrongOrder, match="no version yet"):
             _ = store.watch("policy").arrays
         assert policy.version == store.job("policy").state().version == 0
+        for each in (policy, store.watch("policy")):
+            with pytest.raises(UsageError, match="cannot be pickled"):
+                pickle.dumps(each)
     with pytest.raises(WrongOrder, match="closed"):
         policy.publish(made(1))
     store.create_job("trained", {"x": np.zeros(3, np.float32)})
