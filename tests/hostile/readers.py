@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import numpy as np
 from helpers.harness import gradient, log_entries
 from kvps_aggregator import Aggregator
 from kvps_aggregator.job_watcher import JobWatcher
@@ -31,9 +30,10 @@ from kvps_workers.queue.host import Host
 from kvps_workers.queue.queue import CPU, TaskQueue
 from kvps_workers.queue.task_runner import HostResources
 
-from hostile.scene import JOB, NEIGHBOUR, HurriedClient, Scene
+from hostile.scene import JOB, NEIGHBOUR, HurriedClient, Scene, published
 from kvps import store as store_module
-from kvps.errors import KvpsError, WorkerAlive
+from kvps.actors.watch import Watch
+from kvps.errors import KvpsError, UsageError, WorkerAlive
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import listed
 from kvps.history.commit_log import Log
@@ -43,6 +43,8 @@ from kvps.history.log_stream import LogStream
 from kvps.job import Job, await_unit
 from kvps.store import Store
 from kvps.transport import version_reader
+from kvps.transport.difference_reader import DifferenceReader
+from kvps.transport.weight_reader import PullRequest
 
 _MOST = 10_000  # entries of a log that are read: a log of a neighbour has far fewer
 _MOST_LOOKS = 12
@@ -58,6 +60,7 @@ class Reader:
     seconds    when it hangs
     every      it is run on one of so many mutations
     of         "keys", "files", or the name of the only scene that it concerns
+    versions   whose versions it is for: those of "workers" or of a "learner"; it refuses the others in one line
     """
 
     run: Callable[[Scene, Open], Any]
@@ -65,6 +68,11 @@ class Reader:
     seconds: float = 5.0
     every: int = 1
     of: str = "keys"
+    versions: str = ""
+
+    def refuses(self, name: str) -> bool:
+        """Return whether it is not for the versions of this scene's job."""
+        return self.versions not in ("", "learner" if name == PUBLISHED else "workers")
 
 
 class Steps(threading.Event):
@@ -163,6 +171,49 @@ def _refused_join(scene: Scene, job: Open) -> None:
 def _waits(scene: Scene, job: Open) -> None:
     found = job()
     await_unit(found) if found.config.units else found.await_finished()
+
+
+# -- a learner's model --------------------------------------------------------------------------------------------
+
+
+def _watch(scene: Scene, job: Open) -> None:
+    """What an actor does: a whole version, its arrays, an earlier one, and a target that is brought to it."""
+    with Watch(job()) as watch:
+        version = watch.update()
+        repr(watch), watch.running, watch.traffic
+        for _, array in watch.changed():
+            array.tobytes()
+        for earlier in (version - 1, version - 2):
+            with suppress(KvpsError):
+                _used((version, watch.at(max(0, earlier))))
+        if version == (job().state().version if scene.held else -1):
+            watch.load(published(0))
+
+
+def _follow(scene: Scene, job: Open) -> None:
+    """What an actor does that has the version before: it has the committed bits then, whatever lies there for them."""
+    assert scene.held
+    found, flat = job(), scene.held.flat.copy()
+    if flat.size != found.layout.size:  # a watch keeps the layout that it has once read
+        return
+    reader = DifferenceReader(found.access, found.access.reader)
+    state = found.access.reader.round_state()
+    weights = reader.read(PullRequest(state, 0, found.access.reader.round_state, flat, held=scene.held.names))
+    key = found.access.keys.commits
+    unchanged = scene.raw.type(key) == b"stream" and scene.raw.xrange(key) == scene.content[key.encode()][1]
+    if unchanged and weights.version == 4:
+        assert flat.tobytes() == scene.held.newest.tobytes(), "it has other bits than those that were committed"
+
+
+def _publisher(scene: Scene, job: Open) -> None:
+    """The next learner: it takes the job, brings its model to the newest version, and publishes."""
+    model = published(0)
+    with suppress(UsageError):  # somebody holds it
+        scene.store.publisher(JOB, model, wait=0).close()
+    with scene.store.publisher(JOB, model, takeover=True) as policy:
+        policy.load(model)
+        policy.publish(published(7), loss=0.5)
+        policy.publish(published(8), wait=False)
 
 
 # -- the aggregator -----------------------------------------------------------------------------------------------
@@ -272,10 +323,13 @@ def _dashboard(scene: Scene, job: Open) -> None:
     iterations = list(watch.kept()[0].values())
     history.add(1, [*versions_of(job()), *watch.made()], iterations, (), losses_of(job()))
     look = Look(1, 1, view, history.snapshot(), *watch.kept())
-    said = frame(None, look) + frame(look, look) + frame(None, look, "w0")
+    said = frame(None, look) + frame(look, look)
     view, kept = answers.seen(scene.store, JOB, look)
-    said += as_json(answers.spans(view, kept, 0, 32, 0)) + as_json(answers.worker_iterations(view, kept, "w0"))
-    for worker in (None, "w0"):
+    said += as_json(answers.spans(view, kept, 0, 32, 0))
+    known = [] if job().config.metadata.publishes else ["w0"]
+    for worker in known:
+        said += frame(None, look, worker) + as_json(answers.worker_iterations(view, kept, worker))
+    for worker in (None, *known):
         said += as_json(answers.events_before(scene.store, JOB, "", 5, worker))
     assert said.isascii()
 
@@ -358,7 +412,7 @@ def _host(scene: Scene, job: Open) -> None:
         host._leave()
 
 
-QUEUE = "queue"
+QUEUE, PUBLISHED = "queue", "published"
 READERS = {
     "store.job": Reader(lambda scene, job: scene.opened(), every=3),
     "state": Reader(_state, every=3),
@@ -373,12 +427,17 @@ READERS = {
     "report": Reader(lambda scene, job: job().report(1, {"loss": 0.5}), writes=True, every=12),
     "checkpoint": Reader(_checkpoint, writes=True, every=6),
     "waits": Reader(_waits, every=8),
-    "session of w0": Reader(lambda scene, job: _session(scene, job, "w0", takeover=True), writes=True, every=6),
-    "session of a living worker": Reader(_refused_join, writes=True, every=20),
-    "session of any": Reader(lambda scene, job: _session(scene, job, None), writes=True, every=12),
+    "session of w0": Reader(
+        lambda scene, job: _session(scene, job, "w0", takeover=True), writes=True, every=6, versions="workers"
+    ),
+    "session of a living worker": Reader(_refused_join, writes=True, every=20, versions="workers"),
+    "session of any": Reader(lambda scene, job: _session(scene, job, None), writes=True, every=12, versions="workers"),
     "aggregator": Reader(_aggregator, writes=True, every=6),
     "aggregator of all": Reader(_serve_all, writes=True, seconds=20, every=100),
     "verify": Reader(_verify, writes=True, every=10),
+    "watch": Reader(_watch, writes=True, every=3),
+    "watch of the version before": Reader(_follow, writes=True, of=PUBLISHED),
+    "publisher": Reader(_publisher, writes=True, every=6, versions="learner"),
     "remove": Reader(lambda scene, job: scene.store.remove_job(JOB), writes=True, every=40),
     "kvps status": Reader(_command(lambda scene: status.status(JOB, redis=scene.url)), every=40),
     "kvps status --json": Reader(_command(lambda scene: status.status(JOB, as_json=True, redis=scene.url)), every=40),
@@ -389,7 +448,7 @@ READERS = {
     "kvps graph -o json": Reader(_command(lambda scene: graph.graph(JOB, "json", redis=scene.url)), every=40),
     "kvps log": Reader(_command(lambda scene: log.log(JOB, last=0, redis=scene.url)), every=20),
     "kvps log --json": Reader(_command(lambda scene: log.log(JOB, last=9, as_json=True, redis=scene.url)), every=40),
-    "kvps timeline": Reader(_command(_timelines), every=20),
+    "kvps timeline": Reader(_command(_timelines), every=20, versions="workers"),
     "metrics": Reader(_metrics, every=6),
     "training log": Reader(_training_log, every=6),
     "kvps inspect": Reader(_command(lambda scene: _inspect(scene, False)), writes=True, every=40),
@@ -413,4 +472,4 @@ READERS = {
 
 def _used(found: tuple[int, dict[str, Any]]) -> None:
     for array in found[1].values():
-        np.sum(array)
+        array.tobytes()

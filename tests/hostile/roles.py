@@ -3,7 +3,8 @@
 `python -m hostile.roles` has each role try every command of the server on every kind of key, and compares what it was
 let do with the table in docs/security.md. Then the role puts hostile values wherever it may: by each command into each
 key, into each field of its job, into each argument of each script. Behind each of them, honest processes use that job
-as far as it can be used, and another job makes its next version, with the right bits.
+as far as it can be used, and two others make their next versions, with the right bits: a worker trains one, and a
+learner publishes the other.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ from helpers.servers import running_server
 import kvps
 from hostile.calls import LONG_MS, LONGEST_MS, Call, SlowCalls
 from hostile.reach import COLUMNS, PATIENCE_S, Reach, is_refused, kind_of, reach, user_of
-from hostile.readers import QUEUE, READERS, hurry
-from hostile.scene import JOB, GaveUp, HurriedClient, Scene, scene
+from hostile.readers import PUBLISHED, QUEUE, READERS, hurry
+from hostile.scene import JOB, GaveUp, HurriedClient, Scene, published, scene
 from hostile.values import LONG
 from kvps.errors import KvpsError
 from kvps.protocol import acl
 from kvps.protocol.scripts import SCRIPTS
 
-OTHER = "other"
+OTHER, POLICY = "other", "policy"
 PAGE = ROOT / "docs/security.md"
 VALUES = {"long": LONG, "huge": [str(2**53 - 1), str(2**53), "1000000000"], "negative": ["-1"], "wrong": ["x", ""]}
 _LR = 0.05
 _USES = ("state", "holders and others", "session of w0", "session of any", "aggregator", "report", "versions", "waits")
+_USES_OF_A_LEARNERS = ("state", "holders and others", "watch", "publisher", "report", "versions", "verify", "live view")
 _SHOWN = 120
 _MANY_TASKS = 1_000  # a script of the queue reads all of them. Who may put them there may load scripts, too
 _MANY_ARGUMENTS = 10_000  # a script takes as long as its caller sends much
@@ -64,13 +66,17 @@ class Stopped(AssertionError):
 
 
 class Place:
-    """A job of the hostile, and another one whose worker and aggregator are honest, on one server."""
+    """A job of the hostile, and two others, one whose worker and aggregator are honest and one of an honest learner, on
+    one server."""
 
     def __init__(self, url: str, folder: Path, name: str, stack: ExitStack) -> None:
         self.scene: Scene = stack.enter_context(scene(name, url, folder))
         self.raw = self.scene.raw
-        self.scene.stays = (f"kvps:{{{OTHER}".encode(), b"kvps:memory")
-        self.other = stack.enter_context(kvps.connect(url)).create_job(OTHER, model(), optimizer=kvps.SGD(lr=_LR))
+        self.scene.stays = (f"kvps:{{{OTHER}".encode(), f"kvps:{{{POLICY}".encode(), b"kvps:memory")
+        store = stack.enter_context(kvps.connect(url))
+        self.policy = stack.enter_context(store.publisher(POLICY, published(0)))
+        self._watch = stack.enter_context(store.watch(POLICY))
+        self.other = store.create_job(OTHER, model(), optimizer=kvps.SGD(lr=_LR))
         stack.enter_context(aggregating(self.other))
         self._session = stack.enter_context(self.other.join("w0"))
         self._weights = model()
@@ -79,7 +85,11 @@ class Place:
         self.slow = SlowCalls(self.raw)
 
     def goes_on(self) -> None:
-        """Make the next version of the other job. Raises AssertionError unless its bits are right."""
+        """Make the next version of the other jobs. Raises AssertionError unless their bits are right."""
+        policy = published(self.policy.version % 100)
+        assert self._watch.update() == self.policy.publish(policy) - 1
+        assert self._watch.update() == self.policy.version
+        assert_same_bits(self._watch.arrays, policy)
         grads = gradient(self._weights, 0, self._session.round)
         self._weights = {name: value - np.float32(_LR) * grads[name] for name, value in self._weights.items()}
         self._session.push(gradient(self._session.pull(), 0, self._session.round))
@@ -139,7 +149,8 @@ def by_place(place: Place, found: Reach, random: Random, members: int) -> Iterat
     for key, (type_, value) in {**place.scene.content, **dict.fromkeys(sorted(absent), ("string", b""))}.items():
         if (kind := kind_of(key.decode())) not in changes and not (kind.startswith("rq:") and found.changes["queue"]):
             continue
-        known = [name for name in READERS if READERS[name].of == QUEUE] if kind.startswith("rq:") else _USES
+        jobs = _USES_OF_A_LEARNERS if place.scene.held else _USES
+        known = [name for name in READERS if READERS[name].of == QUEUE] if kind.startswith("rq:") else jobs
         uses = random.sample(known, 3)
         for name, values in VALUES.items():
             written = _written(key, type_, value, random, random.choice(values).encode())
@@ -186,13 +197,17 @@ def _many(type_: str, key: bytes, members: int) -> list[Words]:
 def by_argument(place: Place) -> Iterator[Trial]:
     """Each script that is loaded, also those of other roles, with a value of each kind in each argument; and on the
     keys of another job."""
-    job, other = place.scene.opened(), place.other.access.keys
+    job, other, policy = place.scene.opened(), place.other.access.keys, place.policy.job.access.keys
     keys, honest = job.access.keys, _honest(place)
     for name, script in SCRIPTS.items():
         honest |= {key.name: [keys.sync] for key in script.header.keys if key.given}
         whole = list(script.command(keys, honest))
         first = 3 + whole[2]
-        to_others = script.command(other, honest), script.command(keys, {**honest, "version_key": other.version})
+        to_others = (
+            script.command(other, honest),
+            script.command(policy, honest),
+            script.command(keys, {**honest, "version_key": other.version}),
+        )
         sent: list[Words] = [whole, *to_others]
         for at, argument in enumerate((*script.header.arguments, script.header.rest), first):
             if argument:
@@ -206,13 +221,25 @@ def _honest(place: Place) -> dict[str, Any]:
     """Return arguments of scripts, by their names, as an honest process would give them."""
     job = place.scene.opened()
     state, keys = job.state(), job.access.keys
-    member = state.members["w0"]
+    member = state.members.get("w0")
     given: dict[str, Any] = dict.fromkeys((name for s in SCRIPTS.values() for name in s.header.arguments), "")
     given |= {script.header.rest: ["1", "2"] for script in SCRIPTS.values() if script.header.rest}
-    given |= {"job": keys.id, "worker": "w0", "incarnation": member.incarnation, "history": state.history}
+    given |= {
+        "job": keys.id,
+        "worker": "w0",
+        "incarnation": member.incarnation if member else "1-x",
+        "history": state.history,
+    }
     given |= {"shard": 0, "shards": 1, "term": job.access.reader.terms()[0], "dead": "w0", "deletions": 0}
-    given |= {"seq": member.accepted + 1, "base": state.version, "weight": 1, "digests": "0" * 16, "version": 1}
+    given |= {
+        "seq": member.accepted + 1 if member else 1,
+        "base": state.version,
+        "weight": 1,
+        "digests": "0" * 16,
+        "version": 1,
+    }
     given |= {"version_key": keys.version, "ms": 1000, "lease_ms": 1000, "what": "pause"}
+    given |= {"head": state.head, "by": "host:1:2:x", "loss": 0.5, "nonce": "nonce"}
     return given
 
 
@@ -260,7 +287,8 @@ def main() -> int:
         for role in asked.role or acl.ROLES:
             began = time.monotonic()
             with ExitStack() as stack:
-                place = Place(url, Path(folder) / "files", QUEUE if acl.ROLES[role].queues else "units", stack)
+                name = QUEUE if acl.ROLES[role].queues else PUBLISHED if role == "learner" else "units"
+                place = Place(url, Path(folder) / "files", name, stack)
                 try:
                     rows[role], trials, calls = tried(
                         role, place, Random(f"{asked.seed}/{role}"), asked.share, asked.members

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import redis
@@ -16,6 +16,7 @@ from kvps_workers.queue.queue import CPU, TaskQueue
 
 import kvps
 from hostile.mutations import Content
+from kvps.arrays.layout import Array
 from kvps.arrays.pieces import Buffer
 from kvps.connection.client import Client
 from kvps.history import commit_log
@@ -59,12 +60,21 @@ class HurriedClient(Client):
         return ("XREAD", "STREAMS", *streams.keys(), *streams.values())
 
 
+class Held(NamedTuple):
+    """What a watcher has that read the version before the newest one, and what it is to have then."""
+
+    names: tuple[str, ...]
+    flat: Array
+    newest: Array
+
+
 class Scene:
     """A job of one kind beside a neighbour on the server at `url`.
 
     `content` is what every key held when the scene was made, `absent` are keys that a job may have and this one lacks,
     `files` are a checkpoint and a log by their names, `neighbour` is the digest of the neighbour's keys, `size` is the
-    bytes of all values. Keys whose names begin as one of `stays` are not touched.
+    bytes of all values, `held` is what a watcher of a published job has. Keys whose names begin as one of `stays` are
+    not touched.
     """
 
     stays: tuple[bytes, ...] = ()
@@ -82,6 +92,7 @@ class Scene:
             _pushed(neighbour.join("w0"))
             job = make(store, folder)
         self.memory = job.config.metadata.memory
+        self.held = _held(self.opened()) if job.config.metadata.publishes else None
         self.files = {path.name: path.read_bytes() for path in folder.iterdir()}
         self.content: Content = {}
         self._dumps: dict[bytes, tuple[bytes, int]] = {}
@@ -238,6 +249,44 @@ def _running(queue: TaskQueue) -> tuple[str, str]:
     return next(row.held for row in queue.look()[1] if row.execution == "another")
 
 
+def published(version: int) -> dict[str, np.ndarray]:
+    """Return a learner's model of several dtypes; two of its names are tied, and a few items are those of a version."""
+    array = np.arange(4_000, dtype=np.float16).reshape(40, 100)
+    array[:, version] = -1
+    return {
+        "W": array,
+        "steps": np.array(version, np.int64),
+        "b": np.ones(7, np.float32),
+        "mask": array[0] > 3,
+        "T": array,
+    }
+
+
+def _published(store: Store, folder: Path) -> Job:
+    """A job whose learner has published, and was killed while it opened the plan of the next version."""
+    policy = store.publisher(JOB, published(0), shards=2)
+    for version in range(1, 5):
+        policy.publish(published(version), loss=0.25)
+    job = policy.job
+    job.report(4, {"loss": 0.25}, by="me")
+    made = job.checkpoint()
+    made.write(folder / made.filename)
+    state, term = job.state(), job.access.reader.terms()[0]
+    commit_log.keep(LogStream(job.access), folder, state, made.version)
+    store.client.call("DEL", job.access.keys.pin)
+    policy.close()
+    job.access.scripts.publish(term, state, "here:1:2:x", 0.5, "nonce")
+    return job
+
+
+def _held(job: Job) -> Held:
+    state, reader = job.access.reader.round_state(), job.access.reader
+    before, newest = (np.zeros(job.layout.size, np.float32) for _ in range(2))
+    reader.read_exactly(state.before, before)
+    reader.read_exactly(state.names, newest)
+    return Held(state.before, before, newest)
+
+
 def _slow_reader(store: Store, folder: Path) -> Job:
     job = _trained(store, folder, staleness=2, gradient_format="topk:0.1", weight_format="bf16")
     job.access.scripts.pin(86_400_000)
@@ -259,6 +308,7 @@ SCENES: dict[str, Callable[[Store, Path], Job]] = {
     "buffers": lambda store, folder: _trained(store, folder, buffers=("b", "scale"), optimizer=kvps.Adam(lr=0.1)),
     "restored": _restored,
     "queue": _queued,
+    "published": _published,
 }
 if shared_memory.available():
     SCENES["shared memory"] = lambda store, folder: _trained(store, folder, transport="shm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from helpers.paths import ROOT
 
 from hostile.reach import COLUMNS, reach, user_of
 from hostile.readers import READERS
-from hostile.scene import SCENES, GaveUp, scene
+from hostile.scene import SCENES, GaveUp, HurriedClient, scene
+from kvps.errors import KvpsError
 from kvps.protocol import acl
 from kvps.store import Store
 
@@ -52,12 +54,33 @@ def test_what_nobody_has_changed_can_be_read(server_url: str, tmp_path: Path, na
         for reader in READERS.values():
             if reader.of in ("keys", "files", name):
                 try:
-                    reader.run(found, found.opened)
+                    with pytest.raises(KvpsError) if reader.refuses(name) else nullcontext():
+                        reader.run(found, found.opened)
                 except GaveUp:
                     assert reader.of == "keys", "only who waits for others gives up"
                 assert reader.writes or not found.changed(before, found.digest())
                 found.restore()
         assert not found.changed(before, found.digest())
+
+
+@pytest.mark.parametrize(
+    ("name", "publishes"), [("published", ""), ("published", "0"), ("BSP, two workers, Adam", "1")]
+)
+def test_a_job_that_lies_about_who_makes_its_versions_is_read_or_refused(
+    server_url: str, tmp_path: Path, name: str, publishes: str
+) -> None:
+    """The lie is in both copies of its settings, so nobody can know better."""
+    with scene(name, server_url, tmp_path / "files") as found:
+        keys = found.opened().access.keys
+        for reader in READERS.values():
+            if reader.of in ("keys", name) and reader.every < 100:
+                for key in (keys.config, keys.made_with):
+                    found.raw.hset(key, "publishes", publishes) if publishes else found.raw.hdel(key, "publishes")
+                assert isinstance(found.store.client, HurriedClient)
+                found.store.client.begin()
+                with suppress(KvpsError, GaveUp):
+                    reader.run(found, found.opened)
+                found.restore()
 
 
 _ONCE = ("--minutes", "0", "--turn", "5")
