@@ -54,7 +54,7 @@ def test_the_printed_line_is_a_command_that_makes_the_user(store: Store, raw: An
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mine", "--role", "admin"], "worker, reader, aggregator"),
+        (["mine", "--role", "admin"], "reader, evaluator, worker, aggregator, learner"),
         (["a b", "--role", "worker"], "job name 'a b'"),
         (["a*b", "--role", "worker"], "* at the end"),
         (["mine", "--role", "worker", "--user", "a b"], "without spaces"),
@@ -103,6 +103,19 @@ def test_what_a_reader_may_not_do_is_said_in_one_line(store: Store, users: Any) 
         assert "does not let this user " in refused(*command.split(), "--redis", url, code=1)
     assert kvps_run("status", "mine", "--redis", url).returncode == 0
     assert store.jobs() == ["mine", "other"]
+
+
+@pytest.mark.slow
+def test_a_learner_and_an_actor_with_their_own_passwords(store: Store, users: Any) -> None:
+    learner, reader = users("policy", "learner"), users("policy", "reader")
+    with kvps.connect(learner) as theirs, theirs.publisher("policy", ONE) as policy:
+        assert policy.publish({"w": np.ones_like(ONE["w"])}) == 1
+        with kvps.connect(reader) as ours, ours.watch("policy") as watch:
+            assert watch.update() == 1
+            assert watch.arrays["w"].tobytes() == np.ones_like(ONE["w"]).tobytes()
+    for url, command in ((reader, "stop policy"), (learner, "queue"), (learner, "status other")):
+        assert "does not let this user " in refused(*command.split(), "--redis", url, code=1)
+    assert store.jobs() == ["policy"]
 
 
 @pytest.mark.slow
