@@ -77,6 +77,8 @@ def honest() -> dict[str, Call]:
                 flipped = scripts.ready(shard, term, plan, "0" * 16).flipped
             assert flipped, "all shards are staged"
             scripts.recover("another", f"{history}-2", 1)
+            raw.hset(job.access.keys.version, "run_id", job.access.server.run_id())  # as if the server were that one
+            scripts.evict()  # the first look evicts nobody
             raw.zadd(job.access.keys.heartbeat, {f"w{number}": 1 for number in range(workers)})
             assert len(scripts.evict().workers) == workers
             scripts.remove([f"w{number}" for number in range(workers)])
