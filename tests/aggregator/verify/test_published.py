@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.harness import aggregating, gradient, log_entries, model, work
+from helpers.waiting import awaited_job
 from kvps_cli.prove.verify import proof_of
 
 import kvps
@@ -63,6 +66,30 @@ def test_a_job_without_a_version_and_one_with_its_first(store: Store) -> None:
         policy.publish(_weights(1))
         _, proof = proof_of(policy.job)
         assert (proof.differs, proof.commits, proof.learners, proof.differences) == ("", 1, 1, 1)
+
+
+def test_it_is_proved_while_its_learner_publishes(store: Store) -> None:
+    """Versions and differences that the learner deletes meanwhile are no fault."""
+    stop = threading.Event()
+
+    def publish() -> None:
+        with store.publisher("policy", _weights(0), shards=2) as policy:
+            while not stop.is_set():
+                policy.publish(_weights(policy.version + 1))
+
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(publish)
+        try:
+            job, most = awaited_job(store, "policy", 3), 0
+            for _ in range(20):
+                state, proof = proof_of(job)
+                assert (proof.differs, proof.commits) == ("", state.version)
+                most = max(most, proof.differences)
+        finally:
+            stop.set()
+        publishing.result()
+    assert most > 1
+    assert proof_of(job)[1].differs == ""
 
 
 def test_a_record_is_of_contributions(store: Store, tmp_path: Path) -> None:
