@@ -65,8 +65,8 @@ class Publisher:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise UsageError(
-            f"the publisher of job {self.job.name!r} belongs to its process, and cannot be pickled: hand over the store, and "
-            f"open another there with Store.publisher"
+            f"the publisher of job {self.job.name!r} belongs to its process, and cannot be pickled: hand over "
+            f"the store, and open another there with Store.publisher"
         )
 
     def __repr__(self) -> str:

@@ -63,8 +63,8 @@ class Watch:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise UsageError(
-            f"the watch of job {self.job.name!r} belongs to its process, and cannot be pickled: hand over the store, and "
-            f"open another there with Store.watch"
+            f"the watch of job {self.job.name!r} belongs to its process, and cannot be pickled: hand over "
+            f"the store, and open another there with Store.watch"
         )
 
     def __repr__(self) -> str:
