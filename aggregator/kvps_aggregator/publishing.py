@@ -23,7 +23,7 @@ from kvps.protocol.answers import PlanGone, RunOver, ServerRestarted
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.keys import staged_name
 from kvps.protocol.run_control import LEARNER_HAS_FINISHED
-from kvps_aggregator.checkpoints import Checkpoints
+from kvps_aggregator.checkpoints import Checkpoints, KeptLog
 from kvps_aggregator.held_shards import AggregatorOptions, HeldShards
 from kvps_aggregator.version_maker import VersionMaker
 
@@ -41,7 +41,8 @@ class Publishing:
     def __init__(self, job: Job, given: Array, checkpoints: Path | None = None, every: int = 1) -> None:
         """`given` is where the learner puts the weights of the next version, (layout.size,) words. A checkpoint is
         written `every` so many versions into the directory `checkpoints`."""
-        options = AggregatorOptions(checkpoints=Checkpoints(checkpoints, every) if checkpoints else None)
+        saved = Checkpoints(checkpoints, every) if checkpoints else None
+        options = AggregatorOptions(checkpoints=saved, log=KeptLog(directory=checkpoints))
         self._job = job
         self._shards = range(job.layout.shards)
         self._held = HeldShards(job, threading.Event(), list(self._shards), options, None, given)

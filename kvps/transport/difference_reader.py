@@ -65,11 +65,11 @@ class DifferenceReader:
             self.repairs += 1
             log.warning("job %s: a difference to version %d does not fit: read whole", self._keys.job, state.version)
         for _ in range(_TRIES):
-            weights = self._reader.fetch(state, flat)
+            weights = self._reader.fetch(state, flat, arrived=request.arrived)  # on its way: others wait for it
             self.wholes += 1
             self.nbytes += self._layout.nbytes
             if self._is_committed(weights.version, flat):
-                return self._given(weights, request)
+                return weights
             state = request.newest()
         raise CorruptData(
             f"version {state.version} of job {self._keys.job!r} is damaged in Redis: its bytes are not those that were "

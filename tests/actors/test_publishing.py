@@ -11,9 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers.faults import halted_server
 from helpers.harness import log_entries
-from helpers.internals import replaced
 from helpers.servers import ServerProcess
 from helpers.waiting import eventually
 
@@ -24,7 +22,6 @@ from kvps.errors import (
     LayoutMismatch,
     LeaseLost,
     NotFinite,
-    ServerError,
     UsageError,
     WrongOrder,
 )
@@ -298,21 +295,3 @@ def test_a_restart_of_the_server_loses_no_version_that_was_acknowledged(tmp_path
             assert policy.publish(made(5)) == 5
         assert watch.update() == 5
         assert same(watch.arrays, made(5))
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_publish_of_which_nobody_knows_whether_it_counts_spoils_no_later_one(store: Store, shards: int) -> None:
-    """The server does not answer any more while the version is committed. What is published next differs from it."""
-    with store.publisher("policy", made(0), shards=shards) as policy, kvps.connect(store.url) as other:
-        watch = other.watch("policy")
-        policy.publish(made(1))
-        watch.update()
-        with replaced(store.client, "_patience_s", 0.3), halted_server(other.client), pytest.raises(ServerError):
-            policy.publish(made(2))
-        assert policy.publish(made(5)) in (2, 3)
-        watch.update()
-        assert same(watch.arrays, made(5))
-        policy.publish(made(6))
-        watch.update()
-        assert same(watch.arrays, made(6))
-        assert watch.traffic.repairs == 0

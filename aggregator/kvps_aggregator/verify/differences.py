@@ -15,7 +15,7 @@ from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Array
 from kvps.arrays.lossless import follow, stretches
 from kvps.arrays.pieces import Chunk
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData
+from kvps.errors import CorruptData, counted
 from kvps.history.commit_log import Log
 from kvps.protocol.bounds import MOST_DIFFERENCES
 from kvps.protocol.job_state import State
@@ -35,6 +35,9 @@ def differences_followed(access: OpenedJob, log: Log, state: State) -> int:
     """
     recent = deque((c for c in log.commits() if c.version <= state.version), maxlen=MOST_DIFFERENCES + 1)
     logged = {commit.version: commit.shards for commit in recent if commit.version > state.begin.version}
+    for version, shards in logged.items():
+        if len(shards) != access.layout.shards:
+            raise Unproved(f"commit {version}: it names {counted(len(shards), 'shard')}, the job has others")
     made = Counter[int]()
     for shard in range(access.layout.shards):
         entries = {version: shards[shard] for version, shards in logged.items()}

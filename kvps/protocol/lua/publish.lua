@@ -20,7 +20,7 @@ local present_term = redis.call('GET', keys.term) or ''
 if present_term ~= term then return { 'TERM', present_term } end
 if #by > 300 or not by:find('^[%w%.:_-]+$') then return { 'BY' } end -- it goes into JSON as it is
 local next_version, present = whole(version), whole(committed)
-if present >= next_version then return { 'MADE', present } end
+if next_version and present >= next_version then return { 'MADE', present } end
 if next_version ~= present + 1 or present_head ~= head then return { 'HEAD', present_head } end
 if run then return run_answer('STOPPED') end
 local opened_by, text = unpack(redis.call('HMGET', keys.plan, 'nonce', 'text'))

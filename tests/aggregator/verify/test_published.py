@@ -236,3 +236,12 @@ def test_a_manifest_that_says_too_much_is_refused(store: Store) -> None:
         text = json.loads(store.client.call("GET", key)) | {"differences": said}
         store.client.call("SET", key, json.dumps(text))
         assert "differen" in proof_of(job)[1].differs
+
+
+def test_an_entry_that_names_too_few_shards_breaks_the_chain(store: Store) -> None:
+    job = _published(store)
+    keys, call = job.access.keys, store.client.call
+    id, fields = call("XREVRANGE", keys.commits, "+", "-", "COUNT", 1)[0]
+    call("XDEL", keys.commits, id)
+    call("XADD", keys.commits, f"{id.partition('-')[0]}-999", *chain.from_iterable((fields | {"shards": "x"}).items()))
+    assert "commit 7: the chain is broken" in proof_of(job)[1].differs
