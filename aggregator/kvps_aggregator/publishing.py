@@ -111,14 +111,18 @@ class Publishing:
             planned = self._job.access.scripts.plan()
             self._held.settle(planned.version, planned.pin)
             state = self._job.state()
-            replaced = state.history == self._history and 0 not in self._held.leases.held()
-            if not replaced and self._is_ours(state) and self._holds(list(self._shards)):
+            if not self._was_replaced(state) and self._is_ours(state) and self._holds(list(self._shards)):
                 state = self._job.state()
                 self._history = state.history
                 return state
             self._deposed = f"another learner publishes job {self._job.name!r}: this one commits nothing more"
             self._held.release()
         raise LeaseLost(self._deposed)
+
+    def _was_replaced(self, state: State) -> bool:
+        """Return whether another learner has taken shard 0. A restart of the server ends terms too."""
+        term = self._held.leases.held().get(0)
+        return state.history == self._history and self._job.access.reader.terms()[0] != term
 
     def _is_ours(self, state: State) -> bool:
         """Return whether the newest version is this learner's, or the one with which it began, or an earlier one,
@@ -137,9 +141,7 @@ class Publishing:
             raise
 
     def _commit(self, loss: float | None, nonce: str) -> int:
-        tried = set[
-            tuple[str, ...]
-        ]()  # the names under which it was staged: a restart, or a lost shard, gives it others
+        tried = set[tuple[str, ...]]()  # names under which it was staged: it gets others after a restart
         while True:
             try:
                 state = self._hold()
@@ -190,11 +192,12 @@ class Publishing:
         return [Commit.of(fields) for _, fields in entries if fields.get("kind") == "commit"]
 
     def finish(self) -> None:
-        """Finish the job, and leave its bytes as they shall stay."""
-        self._job.stop(LEARNER_HAS_FINISHED)
+        """Finish the job, and leave its bytes as they shall stay. Raises LeaseLost if another learner has taken over:
+        the job goes on then."""
         while True:
             with suppress(ServerRestarted):
                 self._hold()
+                self._job.stop(LEARNER_HAS_FINISHED)
                 self._held.finish()
                 return
             self._held.await_history()

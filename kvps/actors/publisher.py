@@ -35,7 +35,7 @@ class Holder(Protocol):
         call. Raises LeaseLost if another learner has taken over, JobStopped, JobSuspended."""
 
     def finish(self) -> None:
-        """Finish the job."""
+        """Finish the job. Raises LeaseLost if another learner has taken over."""
 
     def release(self) -> None:
         """Give the job up to other learners."""
@@ -128,7 +128,8 @@ class Publisher:
 
     def close(self, finish: bool = False) -> None:
         """Give the job up, so that another learner may go on with it; with `finish` it is finished, and actors see
-        that. Raises what the last `publish` raises. Does nothing in a fork."""
+        that. Raises what the last `publish` raises, and LeaseLost if the job is another learner's to finish. Does
+        nothing in a fork."""
         if self._closed or not self.job.access.client.owner.is_here:
             return
         try:

@@ -117,6 +117,20 @@ def test_the_next_learner_waits_or_takes_over_and_the_other_one_commits_nothing(
     assert same(watch.arrays, made(3))
 
 
+def test_the_end_of_a_learner_that_was_replaced_does_not_finish_the_job(store: Store) -> None:
+    def replaced() -> None:
+        with store.publisher("policy", made(0)) as first:
+            first.publish(made(1))
+            second.append(store.publisher("policy", made(0), takeover=True))
+
+    second: list[kvps.Publisher] = []
+    with pytest.raises(LeaseLost):
+        replaced()
+    assert store.watch("policy").running
+    assert second[0].publish(made(2)) == 2
+    second[0].close()
+
+
 def test_publishing_beside_the_next_step(store: Store) -> None:
     model = made(1)
     with store.publisher("policy", made(0)) as policy:
