@@ -191,9 +191,9 @@ def header(view: JobView, width: int) -> list[Text]:
     does = printable(palette.job_does(view.state, view.waits_for, view.why))
     first = Text.assemble((printable(view.job), "bold"), "  ", (does, palette.STYLES[palette.tone(view.state)]))
     first.append(f"  {view.mode}  {printable(view.task) or 'made in Python'}  {printable(view.optimizer)}")
-    at_work = sum(w.state in WORKING for w in view.workers)
+    there = sum(w.state in (*WORKING, "paused") for w in view.workers)
     rate = figures.per_second(view.commits_per_s)
-    workers = palette.present(view.state, at_work, view.expected_workers)
+    workers = palette.present(view.state, there, view.expected_workers)
     who = [view.published_by] if view.published_by else [f"backlog {view.backlog:,}", f"workers {workers}"]
     curve = figures.curve([loss for _, loss in view.losses], _CURVE_WIDTH)
     second = [

@@ -112,6 +112,8 @@ def test_the_lines_above_tell_the_job() -> None:
     assert first == "digits  runs  SSP(2)  digits  adam(lr=0.1)"
     assert second == "version 1,234  12.3 versions/s  backlog 7  workers 1 of 3  loss 0.2500"
     assert third == "Redis 12.3 MB  model 400 kB"
+    paused = rows.header(job([worker("w0", state="paused"), worker("w1", state="silent")], state="paused"), 80)
+    assert "workers 1 of 3" in paused[1].plain
     evaluated = Evaluation(1200, {"loss": 0.25, "n": math.nan}, "evaluator\x1b[2J", 5)
     assert rows.header(job([], evaluation=evaluated), 80)[3].plain == (
         r"evaluation of version 1,200: loss 0.25, n nan, by evaluator\x1b[2J"
