@@ -50,6 +50,7 @@ class Publishing:
         self._by = _NO_WORD.sub("-", self._held.leases.holder)  # as plans name it
         self._began = 0  # the version with which it began
         self._history = ""  # in which it holds the shards
+        self._terms = set[str]()  # of shard 0, that were its own
         self._deposed = ""
         self._unsure = False  # whether a call has failed, and a shard may hold what was given then and is not any more
 
@@ -111,7 +112,8 @@ class Publishing:
             planned = self._job.access.scripts.plan()
             self._held.settle(planned.version, planned.pin)
             state = self._job.state()
-            if not self._was_replaced(state) and self._is_ours(state) and self._holds(list(self._shards)):
+            if not self._was_replaced() and self._is_ours(state) and self._holds(list(self._shards)):
+                self._note_term()
                 state = self._job.state()
                 self._history = state.history
                 return state
@@ -119,10 +121,18 @@ class Publishing:
             self._held.release()
         raise LeaseLost(self._deposed)
 
-    def _was_replaced(self, state: State) -> bool:
-        """Return whether another learner has taken shard 0. A restart of the server ends terms too."""
-        term = self._held.leases.held().get(0)
-        return state.history == self._history and self._job.access.reader.terms()[0] != term
+    def _was_replaced(self) -> bool:
+        """Return whether another learner has taken shard 0. A restart of the server ends terms too, in a new history:
+        both are read at one instant."""
+        self._note_term()
+        keys = self._job.access.keys
+        asked = [("HGET", keys.version, "history"), ("GET", keys.term(0))]
+        history, term = self._job.access.client.together(asked)
+        return history == self._history and term not in self._terms
+
+    def _note_term(self) -> None:
+        if 0 in self._held.shards:
+            self._terms.add(self._held.shards[0].term)
 
     def _is_ours(self, state: State) -> bool:
         """Return whether the newest version is this learner's, or the one with which it began, or an earlier one,
@@ -174,7 +184,10 @@ class Publishing:
         if plan is None:
             return
         tried.add(tuple(staged_name(plan.version, self._held.shards[number].term) for number in self._shards))
-        self._maker.make(plan)
+        try:
+            self._maker.make(plan)
+        finally:
+            self._note_term()  # a shard may have been taken anew
         if any(shard.version != plan.version for shard in self._held.shards.values()):
             time.sleep(_REST_S)
 

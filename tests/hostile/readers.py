@@ -448,7 +448,7 @@ READERS = {
     "kvps graph -o json": Reader(_command(lambda scene: graph.graph(JOB, "json", redis=scene.url)), every=40),
     "kvps log": Reader(_command(lambda scene: log.log(JOB, last=0, redis=scene.url)), every=20),
     "kvps log --json": Reader(_command(lambda scene: log.log(JOB, last=9, as_json=True, redis=scene.url)), every=40),
-    "kvps timeline": Reader(_command(_timelines), every=20, versions="workers"),
+    "kvps timeline": Reader(_command(_timelines), every=20),
     "metrics": Reader(_metrics, every=6),
     "training log": Reader(_training_log, every=6),
     "kvps inspect": Reader(_command(lambda scene: _inspect(scene, False)), writes=True, every=40),
