@@ -101,9 +101,9 @@ class HeldShards:
 
     def say(self, about: str, message: str) -> None:
         """Log the message, unless it was the last one about that. So messages about two things that last do not take
-        turns for ever."""
+        turns for ever. A learner's script shows warnings alone, and what it waits for must be among them."""
         if message != self._last_messages.get(about):
-            log.info("job %s: %s", self._job.name, message)
+            log.log(logging.INFO if self._given is None else logging.WARNING, "job %s: %s", self._job.name, message)
             self._last_messages[about] = message
 
     def await_history(self) -> None:

@@ -78,7 +78,6 @@ class Publishing:
                 if takeover:
                     self._seize([0])
                 elif time.monotonic() < deadline:
-                    self._held.say("holder", f"waits: it is published by {holder}")
                     seen |= client.wait(seen, min(_LOOK_MS, self._job.config.lease_ms))
                 else:
                     raise UsageError(

@@ -94,7 +94,10 @@ def test_what_a_learner_hands_over_at_its_return_is_not_published(store: Store) 
         assert policy.publish(made(5)) == 2
 
 
-def test_the_next_learner_waits_or_takes_over_and_the_other_one_commits_nothing(store: Store) -> None:
+def test_the_next_learner_waits_or_takes_over_and_the_other_one_commits_nothing(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING")
     first = store.publisher("policy", made(0), shards=2)
     first.publish(made(1))
     with pytest.raises(UsageError, match="is published by"):
@@ -108,6 +111,7 @@ def test_the_next_learner_waits_or_takes_over_and_the_other_one_commits_nothing(
     first.close()
     waiting = threading.Thread(target=lambda: store.publisher("policy", made(0)).close())
     waiting.start()
+    assert eventually(lambda: "job policy: stands by: " in caplog.text), "a script shows warnings"
     assert second.publish(made(3)) == 3
     second.close()
     waiting.join(60)
