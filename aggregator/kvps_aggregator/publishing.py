@@ -49,7 +49,7 @@ class Publishing:
         self._maker = VersionMaker(job, self._held)
         self._by = _NO_WORD.sub("-", self._held.leases.holder)  # as plans name it
         self._began = 0  # the version with which it began
-        self._history = ""  # in which it holds the shards
+        self._term = ""  # under which it held shard 0 last
         self._terms = set[str]()  # of shard 0, that were its own
         self._deposed = ""
         self._unsure = False  # whether a call has failed, and a shard may hold what was given then and is not any more
@@ -64,8 +64,7 @@ class Publishing:
         state = self._job.state()
         if state.run.ends:
             self._job.resume("its learner goes on")
-        self._began, self._history = state.version, state.history
-        self._held.leases.newest = state.version
+        self._began = self._held.leases.newest = state.version
         return state.version
 
     def _takes(self, deadline: float, takeover: bool) -> bool:
@@ -98,40 +97,48 @@ class Publishing:
     def _seize(self, shards: Iterable[int]) -> None:
         """End the leases of the learner that holds these shards: their next terms depose it."""
         keys = self._job.access.keys
-        self._job.access.client.unlink([keys.lease(number) for number in shards])
+        if leases := [keys.lease(number) for number in shards]:
+            self._job.access.client.unlink(leases)
 
     def _hold(self) -> State:
         """Hold all shards at the committed version, and return its state. Raises LeaseLost if another learner has
         taken shard 0, which only a restart of the server takes from one that lives."""
-        if not self._deposed:
-            if self._unsure:
-                for shard in list(self._held.shards.values()):
-                    self._held.take_again(shard)
-                self._unsure = False
-            planned = self._job.access.scripts.plan()
-            self._held.settle(planned.version, planned.pin)
-            state = self._job.state()
-            if not self._was_replaced() and self._is_ours(state) and self._holds(list(self._shards)):
-                self._note_term()
-                state = self._job.state()
-                self._history = state.history
-                return state
+        if self._deposed:
+            raise LeaseLost(self._deposed)
+        if self._unsure:
+            for shard in list(self._held.shards.values()):
+                self._held.take_again(shard)
+            self._unsure = False
+        planned = self._job.access.scripts.plan()
+        self._held.settle(planned.version, planned.pin)
+        replaced = self._was_replaced() or not self._is_ours(self._job.state())
+        while not replaced and not self._holds(list(self._shards)):
+            # A restart may have ended a term between its beginning and the first read.
+            replaced = self._was_replaced() or self._job.access.reader.holders()[0] not in (
+                "",
+                self._held.leases.holder,
+            )
+            if not replaced:
+                self._seize(number for number in self._shards[1:] if number not in self._held.shards)
+                time.sleep(_REST_S)
+        if replaced:
             self._deposed = f"another learner publishes job {self._job.name!r}: this one commits nothing more"
             self._held.release()
-        raise LeaseLost(self._deposed)
+            raise LeaseLost(self._deposed)
+        self._note_term()
+        return self._job.state()
 
     def _was_replaced(self) -> bool:
-        """Return whether another learner has taken shard 0. A restart of the server ends terms too, in a new history:
-        both are read at one instant."""
+        """Return whether another learner has taken shard 0. A restart of the server ends terms too, in a new history,
+        with which each term begins."""
         self._note_term()
-        keys = self._job.access.keys
-        asked = [("HGET", keys.version, "history"), ("GET", keys.term(0))]
-        history, term = self._job.access.client.together(asked)
-        return history == self._history and term not in self._terms
+        term = self._job.access.reader.terms()[0]
+        return term not in self._terms and _history(term) == _history(self._term)
 
     def _note_term(self) -> None:
         if 0 in self._held.shards:
-            self._terms.add(self._held.shards[0].term)
+            self._term = self._held.shards[0].term
+            self._terms.add(self._term)
 
     def _is_ours(self, state: State) -> bool:
         """Return whether the newest version is this learner's, or the one with which it began, or an earlier one,
@@ -219,3 +226,8 @@ class Publishing:
         with suppress(KvpsError, ServerRestarted):
             self._held.release()
         self._held.history.close()
+
+
+def _history(term: str) -> str:
+    """Return the history in which a term was given."""
+    return term.partition("-")[0]

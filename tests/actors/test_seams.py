@@ -365,8 +365,8 @@ def _publishing(policy: kvps.Publisher, judge: Judge) -> Iterator[None]:
     finally:
         stop.set()
         thread.join(120)
+        assert failed == []  # first: else the block only says that no version came
     assert not thread.is_alive()
-    assert failed == []
 
 
 def _await_next(policy: kvps.Publisher) -> None:
