@@ -5,13 +5,13 @@ from __future__ import annotations
 import resource
 import signal
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.cookies import SimpleCookie
 from pathlib import Path
 
 import pytest
 from helpers.commands import kvps_run
-from helpers.dashboards import dashboard
+from helpers.dashboards import Dashboard, dashboard
 from helpers.harness import model
 from helpers.waiting import eventually
 from kvps_monitor.dashboard.access import HEADERS, Access
@@ -146,6 +146,12 @@ def test_it_writes_nothing(store: Store) -> None:
         assert eventually(lambda: shown.json("/api/server")["viewers"] in ({}, {"j": 0}))
 
 
+def _answers(shown: Dashboard) -> bool:
+    with suppress(ConnectionError):
+        return shown.ask("/api/jobs")[0].status == 200
+    return False
+
+
 @pytest.mark.slow
 def test_connections_that_send_no_request_keep_nobody_from_an_answer(store: Store) -> None:
     """As many as uvicorn would answer with 503 for, to all."""
@@ -156,7 +162,7 @@ def test_connections_that_send_no_request_keep_nobody_from_an_answer(store: Stor
         for _ in range(1100):
             half = stack.enter_context(socket.create_connection(("127.0.0.1", shown.port)))
             half.sendall(b"GET / HTTP/1.1\r\nX: ")
-        assert eventually(lambda: shown.ask("/api/jobs")[0].status == 200)
+        assert eventually(lambda: _answers(shown)), "the kernel resets some while too many wait"
         assert [shown.ask("/api/jobs")[0].status for _ in range(20)] == [200] * 20
 
 
