@@ -228,3 +228,9 @@ class DeviceFailed(KvpsError):
 
 class LeaseLost(KvpsError):
     """Another aggregator holds the shard now; this aggregator can no longer commit anything for it."""
+
+
+def not_to_be_pickled(what: str, instead: str) -> UsageError:
+    """Return the error of an object that is to be copied to another process: `what` says whose it is, `instead` what to
+    hand over."""
+    return UsageError(f"{what}, and cannot be pickled: {instead}")

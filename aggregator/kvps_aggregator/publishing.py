@@ -25,7 +25,7 @@ from kvps.protocol.keys import staged_name
 from kvps.protocol.run_control import LEARNER_HAS_FINISHED
 from kvps_aggregator.checkpoints import Checkpoints, KeptLog
 from kvps_aggregator.held_shards import AggregatorOptions, HeldShards
-from kvps_aggregator.version_maker import VersionMaker
+from kvps_aggregator.version_maker import Outcome, VersionMaker
 
 log = logging.getLogger("kvps.publish")
 
@@ -161,11 +161,11 @@ class Publishing:
         while True:
             try:
                 state = self._hold()
-                if state.names in tried:
+                if state.names in tried or self._make(state, loss, nonce, tried):
                     self._held.sweep_if_due()
                     self._held.traces.write()
-                    return state.version
-                self._make(state, loss, nonce, tried)
+                    self._held.leases.newest = self._held.shards[0].version  # of which a restart may lose some
+                    return self._held.leases.newest
             except ServerRestarted:
                 self._held.await_history()
             except LeaseLost:
@@ -183,19 +183,21 @@ class Publishing:
                 self._held.say("pause", f"waits: it is {over.run.why}")
                 self._job.access.client.wait({self._job.access.keys.turns: "$"}, _LOOK_MS)
 
-    def _make(self, state: State, loss: float | None, nonce: str, tried: set[tuple[str, ...]]) -> None:
-        """Stage the version behind `state` and have it committed, and note its names. The state says what came of it:
-        an answer may be lost, and the one to the last shard is no commit if another learner has come between."""
+    def _make(self, state: State, loss: float | None, nonce: str, tried: set[tuple[str, ...]]) -> bool:
+        """Stage the version behind `state`, note its names, and return whether it was committed. If not, the next state
+        says what came of it: an answer may be lost, and the one to the last shard is no commit if another learner has
+        come between."""
         plan = self._job.access.scripts.publish(self._held.shards[0].term, state, self._by, loss, nonce)
         if plan is None:
-            return
+            return False
         tried.add(tuple(staged_name(plan.version, self._held.shards[number].term) for number in self._shards))
         try:
-            self._maker.make(plan)
+            if self._maker.make(plan) is Outcome.COMMITTED:
+                return True
         finally:
             self._note_term()  # a shard may have been taken anew
-        if any(shard.version != plan.version for shard in self._held.shards.values()):
-            time.sleep(_REST_S)
+        time.sleep(_REST_S)  # as while a full server has no room, of which nobody tells
+        return False
 
     def _made(self, tried: set[tuple[str, ...]]) -> int | None:
         """Return the version that the log has under names that were tried; None if there is none."""

@@ -15,7 +15,7 @@ from kvps.arrays.dtypes import dtype_of
 from kvps.arrays.inputs import one_number, state_of
 from kvps.arrays.layout import DTYPE, Array
 from kvps.arrays.state_dict import pack, place
-from kvps.errors import InvalidSetting, JobStopped, KvpsError, LayoutMismatch, UsageError, WrongOrder
+from kvps.errors import InvalidSetting, JobStopped, KvpsError, LayoutMismatch, WrongOrder, not_to_be_pickled
 from kvps.job import Job
 from kvps.transport.difference_reader import DifferenceReader
 from kvps.transport.weight_reader import PullRequest
@@ -64,9 +64,8 @@ class Publisher:
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise UsageError(
-            f"the publisher of job {self.job.name!r} belongs to its process, and cannot be pickled: hand over "
-            f"the store, and open another there with Store.publisher"
+        raise not_to_be_pickled(
+            f"the publisher of job {self.job.name!r} belongs to its process", "hand over the store, and publish there"
         )
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from kvps.arrays.digest import view
 from kvps.arrays.inputs import state_of
 from kvps.arrays.layout import DTYPE, Array
 from kvps.arrays.state_dict import place, unpacked
-from kvps.errors import InvalidSetting, JobNotFound, UsageError, WrongOrder
+from kvps.errors import InvalidSetting, JobNotFound, WrongOrder, not_to_be_pickled
 from kvps.job import Job
 from kvps.parsing import whole_setting
 from kvps.protocol.job_state import RoundState
@@ -45,7 +45,7 @@ class Watch:
     compared with the digests in the commit log.
 
     job      the job
-    version  the version that is there; -1 before the first `update`
+    version  the version that is there; -1 before the first `update`, and after one that failed
     """
 
     def __init__(self, job: Job) -> None:
@@ -57,14 +57,15 @@ class Watch:
         self._reader: WeightReader = HostPull(access, self._own, "watchers") if shares else self._own
         self._flat: Array = np.zeros(0, DTYPE)
         self._names: tuple[str, ...] = ()  # of the version in `_flat`
-        self._target: Any = None  # what `update` has brought to `_placed` last: held, so that no other gets its id
-        self._placed: dict[str, int] = {}  # name -> digest of the array
+        self._target: Any = None  # what got arrays last: held, so that no other gets its id
+        self._taken: dict[str, int] = {}  # name -> digest of the array that it got
+        self._known: dict[str, int] = {}  # name -> digest of the array of the version of the names `_digests_of`
+        self._digests_of: tuple[str, ...] = ()
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise UsageError(
-            f"the watch of job {self.job.name!r} belongs to its process, and cannot be pickled: hand over "
-            f"the store, and open another there with Store.watch"
+        raise not_to_be_pickled(
+            f"the watch of job {self.job.name!r} belongs to its process", "hand over the store, and watch there"
         )
 
     def __repr__(self) -> str:
@@ -108,7 +109,7 @@ class Watch:
         if not self._flat.size:
             self._flat = np.zeros(self.job.layout.size, DTYPE)
         if state.names != self._names:
-            held, self._names = self._names, ()  # until it is whole
+            held, self._names, self.version = self._names, (), -1  # until it is whole
             request = PullRequest(state, 0, self.job.access.reader.round_state, self._flat, held=held)
             weights = self._reader.read(request)
             self.version, self._names = weights.version, weights.names
@@ -120,16 +121,17 @@ class Watch:
         """Go to the newest version as `update` does, and yield name and array of those that are other than after the
         last such call: for engines that load a tensor at a time."""
         self.update(wait=wait)
-        before = self._placed if self._target is self else {}
-        self._target, self._placed = self, self._digests()
-        for name, array in self.arrays.items():
-            if before.get(name) != self._placed[name]:
-                yield name, array
+        taken = self._taken_by(self)
+        for name, digest in self._digests.items():
+            if taken.get(name) != digest:
+                yield name, self.arrays[name]
+                taken[name] = digest  # and not if the caller has stopped at it
 
     def at(self, version: int) -> dict[str, np.ndarray[Any, Any]]:
         """Return name -> read-only array of an earlier version, as long as the job keeps its bytes: the last two
         versions, and up to 64 of a small model. Raises InvalidSetting if it does not."""
         wanted = whole_setting("version", version, 0)
+        self._check_open()
         if wanted == self.version:
             flat = self._flat.copy()
         else:
@@ -155,14 +157,19 @@ class Watch:
 
     def _newest(self, wait: float | None) -> RoundState:
         """Return the newest state; with `wait` one with a version that is not here, or that of the end of the wait."""
+        self._check_open()
+        reader = self.job.access.reader
+        deadline, state = time.monotonic() + (wait or 0.0), reader.round_state()
+        while (
+            state.names == self._names and state.run.state != "stopped" and (left_s := deadline - time.monotonic()) > 0
+        ):
+            state, _ = reader.next_round_state("", state, None, max(1, min(_WAIT_MS, round(1000 * left_s))))
+        return state
+
+    def _check_open(self) -> None:
         self.job.access.client.owner.check()
         if self._closed:
             raise WrongOrder(f"the watch of job {self.job.name!r} is closed: open another one with Store.watch")
-        reader = self.job.access.reader
-        deadline, state = time.monotonic() + (wait or 0.0), reader.round_state()
-        while state.names == self._names and not state.run.ends and (left_s := deadline - time.monotonic()) > 0:
-            state, _ = reader.next_round_state("", state, None, max(1, min(_WAIT_MS, round(1000 * left_s))))
-        return state
 
     def _check_read(self) -> None:
         if not self._names:
@@ -170,17 +177,29 @@ class Watch:
 
     def _place(self, target: Any) -> None:
         """Bring a target to the version that is there."""
-        before = self._placed if self._target is target else {}
-        self._target = None  # a failure may leave it half done
-        now = self._digests()
-        names = [name for name, digest in now.items() if before.get(name) != digest]
-        place(self.job.layout, self._flat, state_of(target), names=names)
-        self._target, self._placed = target, now
+        taken, now = self._taken_by(target), self._digests
+        if names := [name for name, digest in now.items() if taken.get(name) != digest]:
+            self._target = None  # a failure may leave it half done
+            place(self.job.layout, self._flat, state_of(target), names=names)
+            self._target = target
+            taken.update(now)
 
+    def _taken_by(self, target: Any) -> dict[str, int]:
+        """Return the digests of the arrays that a target has, by name; {} for another one than the last."""
+        if self._target is not target:
+            self._target, self._taken = target, {}
+        return self._taken
+
+    @property
     def _digests(self) -> dict[str, int]:
-        layout, flat = self.job.layout, self._flat
-        own = {p.name: xxhash.xxh3_64_intdigest(view(flat[p.start : p.stop])) for p in layout.parameters}
-        return own | {name: own[other] for name, other in layout.tied.items()}
+        """Name -> digest of each array of the version that is there, taken once a version."""
+        self._check_read()
+        if self._digests_of != self._names:
+            layout, flat = self.job.layout, self._flat
+            own = {p.name: xxhash.xxh3_64_intdigest(view(flat[p.start : p.stop])) for p in layout.parameters}
+            self._known = own | {name: own[other] for name, other in layout.tied.items()}
+            self._digests_of = self._names
+        return self._known
 
 
 def await_job(open_job: partial[Job], wait_s: float) -> Job:

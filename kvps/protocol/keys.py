@@ -162,6 +162,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from kvps.arrays.layout import CHUNK_BYTES
 from kvps.errors import InvalidName, shown
 from kvps.parsing import JOB_ID, NAME, NAME_IN_WORDS
 
@@ -325,6 +326,11 @@ class JobKeys:
 
     def pulled(self, shard: int, name: str, chunk: int) -> str:
         return self._bytes(shard, f"p:{name}:{chunk}")
+
+    def difference(self, shard: int, name: str, sent: memoryview) -> list[tuple[str, memoryview]]:
+        """Return the keys of a lossless difference to the version of this name, with the piece that each has."""
+        starts = range(0, len(sent), CHUNK_BYTES)
+        return [(self.pulled(shard, name, number), sent[i : i + CHUNK_BYTES]) for number, i in enumerate(starts)]
 
     def state(self, shard: int, slot: str, name: str, chunk: int) -> str:
         return self._bytes(shard, f"opt.{slot}:{name}:{chunk}")

@@ -24,7 +24,15 @@ from kvps.arrays.inputs import check_flat, one_number
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.config import JobConfig
 from kvps.device.base import CPU, Device
-from kvps.errors import ContributionLate, JobNotFound, JobStopped, KvpsError, LayoutMismatch, UsageError, WrongOrder
+from kvps.errors import (
+    ContributionLate,
+    JobNotFound,
+    JobStopped,
+    KvpsError,
+    LayoutMismatch,
+    WrongOrder,
+    not_to_be_pickled,
+)
 from kvps.optim.reductions import check_weight
 from kvps.protocol.answers import Joined, UnitDone
 from kvps.protocol.job_state import RoundState
@@ -415,7 +423,9 @@ class Session:
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise not_to_be_pickled(self.worker)
+        raise not_to_be_pickled(
+            f"the session of worker {self.worker!r} belongs to its thread", "hand over the job, and join there"
+        )
 
     def __enter__(self) -> Session:
         return self
@@ -435,11 +445,3 @@ class Session:
         with contextlib.suppress(KvpsError):
             self.leave(finished=False)
         return False
-
-
-def not_to_be_pickled(worker: str) -> UsageError:
-    """Return the error of a session that is to be copied to another process."""
-    return UsageError(
-        f"the session of worker {worker!r} belongs to its thread, and cannot be pickled: hand over the job, and join "
-        f"there"
-    )

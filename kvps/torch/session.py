@@ -23,12 +23,13 @@ from kvps.errors import (
     LayoutMismatch,
     UsageError,
     WrongOrder,
+    not_to_be_pickled,
     some_of,
 )
 from kvps.job import Job
 from kvps.machine.fork import ProcessOwner
 from kvps.session.finished import FinishedSession
-from kvps.session.session import Session, not_to_be_pickled
+from kvps.session.session import Session
 from kvps.torch.batches import Batches, batches_of
 from kvps.torch.flat_tensors import FlatTensors
 from kvps.torch.group import GroupSession, join_as_group
@@ -412,7 +413,10 @@ class TorchSession:
         return grads
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise not_to_be_pickled(self.session.worker)
+        worker = self.session.worker
+        raise not_to_be_pickled(
+            f"the session of worker {worker!r} belongs to its thread", "hand over the job, and join there"
+        )
 
     def __enter__(self) -> TorchSession:
         return self

@@ -14,14 +14,14 @@ import numpy as np
 
 from kvps.arrays.digest import shard_digests
 from kvps.arrays.formats import Bytes
-from kvps.arrays.layout import CHUNK_BYTES, Array
+from kvps.arrays.layout import Array
 from kvps.arrays.lossless import follow, stretches
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import CorruptData
-from kvps.parsing import Fields, sequence, whole
 from kvps.protocol.bounds import MOST_DIFFERENCES
 from kvps.protocol.job_state import Commit, RoundState
 from kvps.protocol.keys import staged_name, term_of, version_of
+from kvps.protocol.manifest import differences_in
 from kvps.transport.access import JobAccess
 from kvps.transport.version_reader import VersionReader
 from kvps.transport.view_reader import versions_between
@@ -55,13 +55,13 @@ class DifferenceReader:
         """Bring `request.into` to the version of `request.state`, or to a newer one. Raises CorruptData if the bytes in
         Redis are not those that were committed."""
         state, flat = request.state, request.into
-        if request.held == state.names:
-            return self._given(Weights(state.version, state.names, flat), request)
         between = versions_between(request.held, state, MOST_DIFFERENCES) if self._published else None
         if between is not None and (sent := self._sent(between)) is not None:
             if self._followed(sent, flat, state.version):
                 self.differences += len(between)
-                return self._given(Weights(state.version, state.names, flat), request)
+                if request.arrived:
+                    request.arrived(0, flat)
+                return Weights(state.version, state.names, flat)
             self.repairs += 1
             log.warning("job %s: a difference to version %d does not fit: read whole", self._keys.job, state.version)
         for _ in range(_TRIES):
@@ -75,11 +75,6 @@ class DifferenceReader:
             f"version {state.version} of job {self._keys.job!r} is damaged in Redis: its bytes are not those that were "
             f"committed, so another program wrote under {self._keys.slot(0)}w:…"
         )
-
-    def _given(self, weights: Weights, request: PullRequest) -> Weights:
-        if request.arrived:
-            request.arrived(0, weights.flat)
-        return weights
 
     def read_at(self, version: int, state: RoundState, flat: Array) -> bool:
         """Read a version before that of `state` into `flat`; return whether its bytes are all there. Its names are
@@ -103,22 +98,22 @@ class DifferenceReader:
             return None
         keys = self._keys
         texts = self._client.gather([("GET", keys.manifest(shard, name)) for shard, name in enumerate(between[-1])])
-        sizes = [_sizes(text, len(between)) for text in texts]
-        known = [each for each in sizes if each is not None]
-        if len(known) < len(sizes) or sum(map(sum, known)) >= self._layout.nbytes:
+        sizes = [differences_in(text)[-len(between) :] if text else [] for text in texts]
+        nbytes = sum(map(sum, sizes))
+        if any(len(each) < len(between) for each in sizes) or nbytes >= self._layout.nbytes:
             return None
-        sent = [[np.empty(size, np.uint8) for size in each] for each in known]
+        sent = [[np.empty(size, np.uint8) for size in each] for each in sizes]
         items = [
-            (keys.pulled(shard, names[shard], piece), memory[piece * CHUNK_BYTES : (piece + 1) * CHUNK_BYTES].data)
+            item
             for shard, each in enumerate(sent)
             for names, memory in zip(between, each, strict=True)
-            for piece in range(-(-memory.size // CHUNK_BYTES))
+            for item in keys.difference(shard, names[shard], memory.data)
         ]
         try:
             self._client.get(items)
         except ChunkGone:  # a newer version has outgrown the chain
             return None
-        self.nbytes += sum(map(sum, known))
+        self.nbytes += nbytes
         return sent
 
     def _followed(self, sent: list[list[Bytes]], flat: Array, version: int) -> bool:
@@ -146,12 +141,3 @@ class DifferenceReader:
                     return logged == shard_digests(self._layout, flat)
                 end = f"({id}"
         return False
-
-
-def _sizes(manifest: object, number: int) -> list[int] | None:
-    """Return how many bytes the last `number` differences have of which a manifest tells; None if it has fewer."""
-    if not isinstance(manifest, str):
-        return None
-    told = Fields.of_json(manifest, "a manifest").as_dict().get("differences", [])
-    sizes = [whole(size, "a difference's bytes", 0) for size in sequence(told, "differences", MOST_DIFFERENCES)]
-    return sizes[-number:] if len(sizes) >= number else None

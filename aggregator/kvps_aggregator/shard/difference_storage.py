@@ -34,9 +34,8 @@ class DifferenceStorage:
         """Yield the keys and values of the difference to the next version, staged as `name`."""
         self._next = encode(self._stretches, self._arrays.weights, self._arrays.next_weights)
         if self._next is not None:
-            sent = memoryview(self._next)
-            for number, key in enumerate(self._keys_of({name: len(sent)})):
-                yield key, [sent[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]]
+            for key, piece in self._keys.difference(self._number, name, memoryview(self._next)):
+                yield key, [piece]
 
     @property
     def about(self) -> list[int]:

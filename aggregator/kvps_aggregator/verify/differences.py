@@ -11,7 +11,7 @@ import numpy as np
 
 from kvps.arrays.digest import digest_of, fold, view
 from kvps.arrays.formats import Bytes
-from kvps.arrays.layout import CHUNK_BYTES, DTYPE, Array
+from kvps.arrays.layout import DTYPE, Array
 from kvps.arrays.lossless import follow, stretches
 from kvps.arrays.pieces import Chunk
 from kvps.connection.sockets import ChunkGone
@@ -112,10 +112,9 @@ class _ShardDifferences:
         """Return the bytes of the difference to a version; None if they are gone."""
         memory: Bytes = np.empty(size, np.uint8)
         name = self._name(version)
-        pieces = [memory[start : start + CHUNK_BYTES].data for start in range(0, size, CHUNK_BYTES)]
         with suppress(ChunkGone):
             if name:
-                self._client.get([(self._keys.pulled(self._shard, name, i), piece) for i, piece in enumerate(pieces)])
+                self._client.get(self._keys.difference(self._shard, name, memory.data))
                 return memory
         return None
 
