@@ -31,7 +31,7 @@ from kvps_bench.result import Bar, Figures, Row
 from kvps_bench.roles import Role
 from kvps_bench.turns import Case, Times, in_turns
 
-_BAR, _MOST_RATIO = 46, 1.0
+_BAR, _MOST_RATIO = 23, 1.0
 _DIFFERENCE, _WHOLE, _FILE = "difference", "whole", "safetensors over HTTP"
 _CASES = {_DIFFERENCE: "update", _WHOLE: "load", _FILE: "download"}
 NOTES = (

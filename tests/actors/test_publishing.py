@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import kvps
 from kvps.errors import (
     JobNotFound,
     JobStopped,
+    JobSuspended,
     LayoutMismatch,
     LeaseLost,
     NotFinite,
@@ -258,32 +261,80 @@ def test_a_watcher_waits_for_the_next_version(store: Store) -> None:
         assert eventually(lambda: policy.version == 1)
 
 
-@pytest.mark.parametrize("fault", ["gone", "cut", "changed", "of another version", "twice"])
-def test_a_difference_that_does_not_fit_is_repaired_by_a_whole_read(store: Store, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "repairs"), [("gone", 0), ("cut", 0), ("longer", 0), ("changed", 1), ("applied before", 1)]
+)
+def test_a_difference_that_does_not_fit_is_repaired_by_a_whole_read(store: Store, fault: str, repairs: int) -> None:
+    with store.publisher("policy", made(0)) as policy, store.watch("policy") as watch:
+        policy.publish(made(1))
+        policy.publish(made(2))
+        watch.update()
+        [before] = policy.job.state().names
+        policy.publish(made(3))
+        [name], keys, call = policy.job.state().names, policy.job.access.keys, store.client.call
+        key = keys.pulled(0, name, 0)
+        value = call("STRLEN", key)
+        if fault == "gone":
+            call("UNLINK", key)
+        elif fault == "longer":
+            call("APPEND", key, "more")
+        elif fault == "changed":
+            call("SETRANGE", key, value // 2, "changed")
+        elif fault == "cut":
+            call("SET", key, "cut")
+        else:
+            call("COPY", keys.pulled(0, before, 0), key, "REPLACE")
+            manifest = json.loads(call("GET", keys.manifest(0, name)))
+            manifest["differences"][-1] = call("STRLEN", key)
+            call("SET", keys.manifest(0, name), json.dumps(manifest))
+        assert watch.update() == 3
+        assert same(watch.arrays, made(3))
+        assert (watch.traffic.repairs, watch.traffic.wholes) == (repairs, 2)
+
+
+def test_a_watch_that_fails_has_no_version_until_it_has_read_one(store: Store) -> None:
     with store.publisher("policy", made(0)) as policy, store.watch("policy") as watch:
         policy.publish(made(1))
         watch.update()
-        before = policy.job.state().names
         policy.publish(made(2))
-        [name], keys = policy.job.state().names, policy.job.access.keys
-        key, raw = keys.pulled(0, name, 0), store.client.call
-        length = raw("STRLEN", key)
-        if fault == "gone":
-            raw("UNLINK", key)
-        elif fault == "cut":
-            raw("APPEND", key, "more")
-        elif fault == "changed":
-            raw("SETRANGE", key, length // 2, "changed")
-        elif fault == "of another version":
-            raw("UNLINK", key)
-            raw("COPY", keys.pulled(0, before[0], 0), key)
-        else:
+        keys, [name] = policy.job.access.keys, policy.job.state().names
+        for key in (keys.weights(0, name, 0), keys.pulled(0, name, 0)):
+            store.client.call("SETRANGE", key, 50, "damage")
+        with pytest.raises(kvps.CorruptData, match="not those that were committed"):
             watch.update()
-            watch._names = before  # a watcher that forgets which version it has
-        assert watch.update() == 2
-        assert same(watch.arrays, made(2))
-        if fault != "gone":
-            assert watch.traffic.repairs <= 1
+        assert watch.version == -1
+        assert same(watch.at(1), made(1)), "not what was read of version 2"
+        policy.publish(made(3))
+        assert watch.update() == 3
+        assert same(watch.arrays, made(3))
+
+
+def test_what_an_engine_has_not_taken_comes_again(store: Store) -> None:
+    with store.publisher("policy", made(0)), store.watch("policy") as watch:
+        names = list(made(0))
+        for name, _ in watch.changed():
+            if name == names[2]:
+                break
+        assert [name for name, _ in watch.changed()] == names[2:]
+        assert list(watch.changed()) == []
+
+
+def test_an_actor_waits_while_the_job_is_suspended(store: Store) -> None:
+    def suspended() -> None:
+        with store.publisher("policy", made(0)) as policy:
+            policy.job.suspend("later")
+            policy.publish(made(1))
+
+    with pytest.raises(JobSuspended, match="later"):
+        suspended()
+    watch = store.watch("policy")
+    assert (watch.update(), watch.running) == (0, True)
+    with ThreadPoolExecutor(1) as actor:
+        waiting = actor.submit(watch.update, wait=60)
+        with store.publisher("policy", made(0), wait=0) as policy:
+            assert policy.publish(made(1)) == 1
+            assert waiting.result() == 1, "it does not come back while the job is suspended"
+    assert not watch.running
 
 
 def test_damaged_weights_are_never_handed_on(store: Store) -> None:
