@@ -20,8 +20,7 @@ from kvps.job import Job
 from kvps.parsing import whole_setting
 from kvps.protocol.job_state import RoundState
 from kvps.transport.difference_reader import DifferenceReader
-from kvps.transport.host_pull import HostPull, is_far
-from kvps.transport.version_reader import SHARED_BYTES
+from kvps.transport.host_pull import HostPull
 from kvps.transport.weight_reader import PullRequest, WeightReader
 
 _WAIT_MS = 1_000  # for news, between two looks
@@ -53,8 +52,9 @@ class Watch:
         self.version = -1
         access = job.access
         self._own = DifferenceReader(access, access.reader)
-        shares = access.layout.nbytes >= SHARED_BYTES and is_far(access.client)
-        self._reader: WeightReader = HostPull(access, self._own, "watchers") if shares else self._own
+        self._reader: WeightReader = self._own
+        if HostPull.pays(access):
+            self._reader = HostPull(access, self._own, "watchers")
         self._flat: Array = np.zeros(0, DTYPE)
         self._names: tuple[str, ...] = ()  # of the version in `_flat`
         self._target: Any = None  # what got arrays last: held, so that no other gets its id

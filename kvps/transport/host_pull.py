@@ -7,9 +7,7 @@ copy. Where Redis is on the worker's own host, there is no link to spare.
 from __future__ import annotations
 
 from kvps.arrays.digest import digest_of
-from kvps.arrays.formats import format_of
 from kvps.arrays.layout import Array
-from kvps.arrays.weight_view import has_view
 from kvps.connection.client import Client
 from kvps.machine import process
 from kvps.machine.address import is_of_this_host
@@ -33,10 +31,9 @@ class HostPull:
 
     @staticmethod
     def pays(access: JobAccess) -> bool:
-        """Return whether workers of one host should share what they pull: the model is large, they pull whole versions,
-        and these come from another host."""
-        whole = not has_view(format_of(access.config.weight_format))
-        return whole and access.layout.nbytes >= SHARED_BYTES and is_far(access.client)
+        """Return whether those of one host should share what they read: the model is large, and comes from another
+        host."""
+        return access.layout.nbytes >= SHARED_BYTES and is_far(access.client)
 
     def read(self, request: PullRequest) -> Weights:
         """Read for all workers of the host, or take what another one has read. A part of the model is read alone."""

@@ -29,9 +29,11 @@ class RedisTransport(Transport):
 
     def weight_reader(self, memory: Callable[[], Array], prefetch: bool) -> WeightReader:
         access, reader = self._access, self.reader
-        wrapped: WeightReader = ViewReader(access, reader) if has_view(reader.format) else reader
-        if HostPull.pays(access):
-            wrapped = HostPull(access, wrapped)
+        wrapped: WeightReader = reader
+        if has_view(reader.format):  # each has one of its own
+            wrapped = ViewReader(access, reader)
+        elif HostPull.pays(access):
+            wrapped = HostPull(access, reader)
         return Prefetch(access, reader, wrapped, memory) if prefetch else wrapped
 
     def uploads(self, worker: str, incarnation: str, sizes: Iterable[int]) -> RedisUploads:
