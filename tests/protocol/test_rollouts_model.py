@@ -9,6 +9,8 @@ from protocol.rollouts_model import Rollouts, explored
 from protocol.rollouts_scripts import MUTANTS
 from protocol.rollouts_state import Faults
 
+pytestmark = pytest.mark.slow  # no script follows it yet
+
 ONE = {"actors": 1}
 LEAST = {"actors": 1, "prompts": 1}
 FREE = {"actors": 1, "prompts": 0}
