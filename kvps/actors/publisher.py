@@ -122,7 +122,7 @@ class Publisher:
         flat, reader = np.zeros(self.job.layout.size, DTYPE), self.job.access.reader
         request = PullRequest(reader.round_state(), 0, reader.round_state, flat)
         version = DifferenceReader(self.job.access, reader).read(request).version
-        place(self.job.layout, flat, state_of(model))
+        place(self.job.layout, flat, model)
         return version
 
     def close(self, finish: bool = False) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import xxhash
 
 from kvps.arrays.digest import view
-from kvps.arrays.inputs import state_of
 from kvps.arrays.layout import DTYPE, Array
 from kvps.arrays.state_dict import place, unpacked
 from kvps.errors import InvalidSetting, JobNotFound, WrongOrder, not_to_be_pickled
@@ -180,7 +179,7 @@ class Watch:
         taken, now = self._taken_by(target), self._digests
         if names := [name for name, digest in now.items() if taken.get(name) != digest]:
             self._target = None  # a failure may leave it half done
-            place(self.job.layout, self._flat, state_of(target), names=names)
+            place(self.job.layout, self._flat, target, names=names)
             self._target = target
             taken.update(now)
 

@@ -81,9 +81,12 @@ def place(layout: Layout, flat: Array, target: Any, names: Collection[str] | Non
     The model is a module of PyTorch, or a dict of tensors on any device or of NumPy arrays. Their memory is written to.
     With `names`, only these arrays are written, and all that are tied to them. The model may hold floats in a wider
     dtype than the job; they are converted exactly. Raises LayoutMismatch for a name that is missing or unknown, for
-    another shape or dtype, or an array that cannot be written to, and then has written nothing.
+    another shape or dtype, an array that cannot be written to, and a module whose `state_dict()` gives copies of its
+    arrays, and then has written nothing.
     """
     arrays = state_of(target)
+    if not isinstance(target, Mapping):
+        _check_own(arrays, state_of(target))
     chosen = _named(layout)
     if names is None:
         _check_names(layout, arrays, "the model's")
@@ -147,6 +150,16 @@ def _checked(p: Parameter, name: str, value: Any) -> Dtype:
     if (shape := tuple(map(int, value.shape))) != p.shape:
         raise LayoutMismatch(f"array {name!r} has shape {shape}, the job's has {p.shape}")
     return dtype
+
+
+def _check_own(arrays: Mapping[str, Any], again: Mapping[str, Any]) -> None:
+    """Raise LayoutMismatch if a module's state dict has other memory each time: what is written there is lost."""
+    for name, value in arrays.items():
+        if of_pytorch(value) and value.numel() and memory_of(value) != memory_of(again.get(name)):
+            raise LayoutMismatch(
+                f"array {name!r} is a copy, which the model's state_dict() makes: give state = model.state_dict() in "
+                f"its place, and call model.load_state_dict(state) after that"
+            )
 
 
 def _not_writable(value: Any) -> str:

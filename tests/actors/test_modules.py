@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -67,6 +69,26 @@ def test_masters_are_published_in_bfloat16(store: Store) -> None:
         assert policy.job.layout.nbytes < sum(tensor.nbytes for tensor in full.state_dict().values()) / 1.5
         with pytest.raises(LayoutMismatch, match="bfloat16 now, and was float32"):
             policy.publish(learner)
+
+
+class Copied(Tied):
+    """As those are whose arrays are on several devices: its state dict is made for the call."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return {name: tensor.clone() for name, tensor in super().state_dict(*args, **kwargs).items()}
+
+
+def test_a_state_dict_of_copies_is_not_written_to_in_vain(store: Store) -> None:
+    learner, actor = Tied(torch.float32, 1), Copied(torch.float32, 2)
+    before = bits(actor)
+    with store.publisher("policy", learner), store.watch("policy") as watch:
+        with pytest.raises(LayoutMismatch, match=r"is a copy, .* model.load_state_dict\(state\) after"):
+            watch.load(actor)
+        assert same(actor, before)
+        state = actor.state_dict()
+        watch.load(state)
+        actor.load_state_dict(state)
+        assert same(actor, bits(learner))
 
 
 def test_a_job_that_workers_train_is_watched_too(store: Store) -> None:

@@ -28,6 +28,7 @@ from kvps.errors import (
     UsageError,
     WrongOrder,
 )
+from kvps.protocol.bounds import MOST_DIFFERENCES
 from kvps.store import Store
 
 pytestmark = pytest.mark.contract
@@ -105,12 +106,16 @@ def test_the_next_learner_waits_or_takes_over_and_the_other_one_commits_nothing(
     first.publish(made(1))
     with pytest.raises(UsageError, match="is published by"):
         store.publisher("policy", made(0), wait=0)
+    beside = store.watch("policy")
+    beside.update()
     second = store.publisher("policy", made(0), takeover=True)
     assert second.version == 1
     for _ in range(2):
         with pytest.raises(LeaseLost, match="another learner publishes job 'policy'"):
             first.publish(made(7))
     assert second.publish(made(2)) == 2
+    assert beside.update() == 2
+    assert (beside.traffic.differences, beside.traffic.wholes) == (1, 1), "from one learner's last version to the next"
     first.close()
     waiting = threading.Thread(target=lambda: store.publisher("policy", made(0)).close())
     waiting.start()
@@ -290,6 +295,25 @@ def test_a_difference_that_does_not_fit_is_repaired_by_a_whole_read(store: Store
         assert watch.update() == 3
         assert same(watch.arrays, made(3))
         assert (watch.traffic.repairs, watch.traffic.wholes) == (repairs, 2)
+
+
+def test_differences_are_kept_up_to_a_number_and_up_to_the_bytes_of_a_version(store: Store) -> None:
+    flat = np.zeros(200_000, np.int16)
+    with store.publisher("many", {"w": flat}) as many, store.publisher("large", {"w": flat[:2_000].copy()}) as large:
+        near, far, other = store.watch("many"), store.watch("many"), store.watch("large")
+        for watch in (far, other):
+            watch.update()
+        for version in range(1, MOST_DIFFERENCES + 1):
+            flat[version] += 1
+            many.publish({"w": flat})
+            large.publish({"w": flat[:2_000]})
+            if version == 1:
+                near.update()
+        assert [watch.update() for watch in (near, far, other)] == [MOST_DIFFERENCES] * 3
+        assert near.traffic[:2] == (MOST_DIFFERENCES - 1, 1)
+        assert far.traffic[:2] == (0, 2), "so many are not kept"
+        assert other.traffic[:2] == (0, 2), "they have more bytes than the version"
+        assert same(far.arrays, {"w": flat})
 
 
 def test_a_watch_that_fails_has_no_version_until_it_has_read_one(store: Store) -> None:
