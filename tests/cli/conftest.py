@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,12 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         capsys.readouterr()
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
-        app([*words], prog_name="kvps", standalone_mode=False)
+        log = logging.getLogger("kvps")
+        before = log.handlers[:]
+        try:
+            app([*words], prog_name="kvps", standalone_mode=False)
+        finally:
+            log.handlers = before  # or each command would print what the threads of this process log once more
         out, err = capsys.readouterr()
         assert not (out and err)
         return out or err
