@@ -330,5 +330,5 @@ def _decoded(name: str, value: _Value, memory: NDArray[np.uint8]) -> Any:
             return str(memory.data, "utf-8") if memory.size else ""
         except UnicodeDecodeError:
             raise CorruptData(f"the item: {name!r} is text that is no UTF-8: it is damaged") from None
-    (number,) = _NUMBERS[value.kind].unpack(memory)
+    (number,) = _NUMBERS[value.kind].unpack(memory.data)
     return bool(whole(number, f"the item: {name!r}", 0, 1)) if value.kind == "bool" else number

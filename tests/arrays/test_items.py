@@ -359,6 +359,7 @@ BAD = {
     "a version too large": made(header(entry(), spans=[[0, 2**53]]), b"ab"),
     "spans that do not rise": made(header(entry(), spans=[[1, 0], [1, 1]]), b"ab"),
     "twice": made(header(entry(), entry()), b"ab" + bytes(14) + b"ab"),
+    "twice, with the bytes of one": made(header(entry(), entry()), b"ab"),
     "an empty name": made(header(entry(name="")), b"ab"),
     "a long name": made(header(entry(name="n" * 129)), b"ab"),
     "a name of half a pair": made(header(entry(name="\ud800")), b"ab"),
