@@ -19,6 +19,7 @@ from kvps.errors import (
     InvalidName,
     InvalidSetting,
     InvalidTask,
+    ItemsRefused,
     JobError,
     JobExists,
     JobNotFound,
@@ -48,8 +49,10 @@ if sys.platform == "win32":  # it has no Unix sockets, locks of files and memory
 
 if TYPE_CHECKING:  # what `__getattr__` imports, for type checkers and editors
     from kvps.actors.publisher import Publisher
+    from kvps.actors.taking import Item
     from kvps.actors.watch import Watch
     from kvps.config import JobConfig, JobSettings
+    from kvps.config.rollouts import Rollouts
     from kvps.device.base import Device, open_device
     from kvps.history.checkpoint import Checkpoint
     from kvps.job import Job
@@ -95,6 +98,8 @@ __all__ = [
     "InvalidName",
     "InvalidSetting",
     "InvalidTask",
+    "Item",
+    "ItemsRefused",
     "Job",
     "JobConfig",
     "JobError",
@@ -115,6 +120,7 @@ __all__ = [
     "ParameterGroup",
     "Publisher",
     "RMSprop",
+    "Rollouts",
     "RunContext",
     "ServerError",
     "ServerFull",
@@ -142,6 +148,8 @@ __all__ = [
 
 _HOMES = {  # a module, and the names here that it defines; the others are those of kvps.optim
     "kvps.actors.publisher": ("Publisher",),
+    "kvps.actors.taking": ("Item",),
+    "kvps.config.rollouts": ("Rollouts",),
     "kvps.actors.watch": ("Watch",),
     "kvps.config": ("JobConfig", "JobSettings"),
     "kvps.device.base": ("Device", "open_device"),

@@ -17,6 +17,7 @@ KvpsError
 ├── JobError
 │   ├── JobNotFound
 │   ├── JobExists
+│   ├── ItemsRefused      items of experience that a version cannot be trained on (any more)
 │   └── CorruptData       bytes in Redis are missing or do not match their digest
 ├── WorkerError
 │   ├── TaskFailed        the user's task raised an error, or returned an invalid value
@@ -165,6 +166,10 @@ class JobNotFound(JobError):
 
 class JobExists(JobError):
     """A job of that name is already on this server."""
+
+
+class ItemsRefused(JobError):
+    """A version names items of experience that are too old, or not taken any more. Nothing was committed."""
 
 
 class CorruptData(JobError):

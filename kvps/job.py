@@ -37,6 +37,7 @@ from kvps.errors import (
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.evaluations import Evaluation, checked_figures, figures_json
 from kvps.history.log_stream import LogStream
+from kvps.history.rollouts import JobRollouts
 from kvps.machine import launcher, process
 from kvps.optim.settings import is_number
 from kvps.parsing import JOB_ID, matching, whole, whole_setting
@@ -414,6 +415,11 @@ class Job:
 
     def _asked(self, commands: Sequence[Command]) -> list[Any]:  # a `LocalJob` also asks if it is served
         return self.access.reader.asked(commands)
+
+    @property
+    def rollouts(self) -> JobRollouts:
+        """The experience that actors send to the learner of the job, and the fate of each item."""
+        return JobRollouts(self.access)
 
     def checkpoint(self) -> Checkpoint:
         """Return the newest version: weights, optimizer state, clocks, units and members as of one instant.

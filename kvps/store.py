@@ -30,6 +30,7 @@ from kvps.arrays.pieces import Buffer, Parameter
 from kvps.arrays.weight_view import VIEW, has_view
 from kvps.config import JobConfig, JobSettings, Metadata, takes_settings
 from kvps.config.combinations import check_layout
+from kvps.config.rollouts import Rollouts
 from kvps.config.settings import AUTO
 from kvps.config.specs import REPLICATED
 from kvps.connection.client import Client
@@ -245,6 +246,7 @@ class Store:
         durability: str = "memory",
         checkpoints: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 100,
+        rollouts: Rollouts | None = None,
         wait: float | None = None,
         takeover: bool = False,
     ) -> Publisher:
@@ -259,22 +261,24 @@ class Store:
         weights are its version 0; else `model` only says which names, shapes and dtypes are meant: `Publisher.load`
         brings it to the newest version. With `dtype`, such as "bf16", arrays of wider floats are published in that one.
         `shards` and `durability` are those of `create_job`. A checkpoint is written `checkpoint_every` so many versions
-        into the directory `checkpoints`.
+        into the directory `checkpoints`. `rollouts` say how experience comes from actors, and how many prompts they
+        answer: see `kvps.Rollouts`.
 
         A job has one publisher. The next one waits for its end, up to `wait` seconds or as long as it takes; or with
         `takeover` it takes its place, and what the other one publishes from then on is refused. Raises LayoutMismatch,
         NotFinite, InvalidSetting, UsageError if the job is trained by workers or still published by another process.
         """
-        asked = Asked(dtype, shards, durability)
+        asked = Asked(dtype, shards, durability, rollouts)
         every = whole_setting("checkpoint_every", checkpoint_every, 1)
         directory = None if checkpoints is None else writable_directory("checkpoints", Path(checkpoints))
         job, dtypes, given = published_job(self, name, model, asked)
         return Publisher(job, dtypes, given, holder_of(job, given, directory, every)).take(wait, takeover)
 
-    def watch(self, name: str, wait: float = 60.0) -> Watch:
-        """Return a watch of a job, which brings its newest weights here again and again; see `kvps.Watch`. If there is
-        no such job yet, the call waits for it, up to `wait` seconds. Raises JobNotFound, CorruptData."""
-        return Watch(await_job(partial(self.job, name), wait))
+    def watch(self, name: str, wait: float = 60.0, *, actor: str = "") -> Watch:
+        """Return a watch of a job, which brings its newest weights here again and again, and sends experience to its
+        learner, as `actor` if a name is given; see `kvps.Watch`. If there is no such job yet, the call waits for it, up
+        to `wait` seconds. Raises JobNotFound, CorruptData, InvalidName."""
+        return Watch(await_job(partial(self.job, name), wait), actor)
 
     def restore_job(
         self,

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from kvps.actors.taking import LearnerRollouts
 from kvps.arrays.layout import Array
 from kvps.errors import JobStopped, JobSuspended, KvpsError, LeaseLost, UsageError
 from kvps.job import Job
@@ -23,6 +24,7 @@ from kvps.protocol.answers import PlanGone, RunOver, ServerRestarted
 from kvps.protocol.job_state import Commit, State
 from kvps.protocol.keys import staged_name
 from kvps.protocol.run_control import LEARNER_HAS_FINISHED
+from kvps.protocol.scripts import Said
 from kvps_aggregator.checkpoints import Checkpoints, KeptLog
 from kvps_aggregator.held_shards import AggregatorOptions, HeldShards
 from kvps_aggregator.version_maker import Outcome, VersionMaker
@@ -36,7 +38,10 @@ _RECENT = 100  # entries of the log, among which commits are looked for
 
 
 class Publishing:
-    """The hold of one learner on a job, see `kvps.actors.publisher.Holder`. One thread at a time uses it."""
+    """The hold of one learner on a job, see `kvps.actors.publisher.Holder`. One thread at a time uses it. `claims` is
+    told of each new term of shard 0."""
+
+    claims: LearnerRollouts | None = None
 
     def __init__(self, job: Job, given: Array, checkpoints: Path | None = None, every: int = 1) -> None:
         """`given` is where the learner puts the weights of the next version, (layout.size,) words. A checkpoint is
@@ -126,7 +131,22 @@ class Publishing:
             self._held.release()
             raise LeaseLost(self._deposed)
         self._note_term()
+        if self.claims and self._job.config.metadata.rollouts:
+            self.claims.claim(self._term)
         return self._job.state()
+
+    def hold(self) -> None:
+        """Make sure that this learner holds the job. Raises LeaseLost if another one has taken over."""
+        while True:
+            try:
+                self._hold()
+                return
+            except ServerRestarted:
+                self._held.await_history()
+            except LeaseLost:
+                if self._deposed:
+                    raise
+                self._held.drop(self._held.shards[0])
 
     def _was_replaced(self) -> bool:
         """Return whether another learner has taken shard 0. A restart of the server ends terms too, in a new history,
@@ -148,20 +168,21 @@ class Publishing:
         newest = self._newest()
         return not newest or newest[0].plan.by == self._by
 
-    def commit(self, loss: float | None, nonce: str) -> int:
-        """Commit what is given as the next version, once, and return that version; `nonce` is of this call."""
+    def commit(self, said: Said) -> int:
+        """Commit what is given as the next version, once, and return that version."""
         try:
-            return self._commit(loss, nonce)
+            return self._commit(said)
         except BaseException:
             self._unsure = True
             raise
 
-    def _commit(self, loss: float | None, nonce: str) -> int:
+    def _commit(self, said: Said) -> int:
         tried = set[tuple[str, ...]]()  # names under which it was staged: it gets others after a restart
         while True:
             try:
                 state = self._hold()
-                if state.names in tried or self._make(state, loss, nonce, tried):
+                if state.names in tried or self._make(state, said, tried):
+                    self._free_items()
                     self._held.sweep_if_due()
                     self._held.traces.write()
                     self._held.leases.newest = self._held.shards[0].version  # of which a restart may lose some
@@ -183,11 +204,17 @@ class Publishing:
                 self._held.say("pause", f"waits: it is {over.run.why}")
                 self._job.access.client.wait({self._job.access.keys.turns: "$"}, _LOOK_MS)
 
-    def _make(self, state: State, loss: float | None, nonce: str, tried: set[tuple[str, ...]]) -> bool:
+    def _free_items(self) -> None:
+        """Delete the bytes of items that have had their fate."""
+        for shard, keys in self.claims.dead_keys() if self.claims else ():
+            if shard in self._held.shards:
+                self._held.shards[shard].storage.discard(keys)
+
+    def _make(self, state: State, said: Said, tried: set[tuple[str, ...]]) -> bool:
         """Stage the version behind `state`, note its names, and return whether it was committed. If not, the next state
         says what came of it: an answer may be lost, and the one to the last shard is no commit if another learner has
         come between."""
-        plan = self._job.access.scripts.publish(self._held.shards[0].term, state, self._by, loss, nonce)
+        plan = self._job.access.scripts.publish(self._held.shards[0].term, state, self._by, said)
         if plan is None:
             return False
         tried.add(tuple(staged_name(plan.version, self._held.shards[number].term) for number in self._shards))

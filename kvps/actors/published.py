@@ -14,6 +14,7 @@ from kvps.arrays.inputs import state_of
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.arrays.state_dict import pack
 from kvps.config import JobConfig, Metadata
+from kvps.config.rollouts import Rollouts
 from kvps.errors import JobExists, JobNotFound, KvpsError, LayoutMismatch, UsageError, install, some_of
 from kvps.job import Job
 
@@ -24,6 +25,7 @@ class Asked(NamedTuple):
     dtype: str | None
     shards: int
     durability: str
+    rollouts: Rollouts | None
 
 
 class Jobs(Protocol):
@@ -52,7 +54,7 @@ def published_job(store: Jobs, name: str, model: Any, asked: Asked) -> tuple[Job
             shards=asked.shards,
             durability=asked.durability,
             transport="redis",
-            metadata=Metadata(publishes=1),
+            metadata=Metadata(publishes=1, rollouts=(asked.rollouts or Rollouts()).text),
         )
         pack(layout, state, given)
         try:
@@ -62,6 +64,7 @@ def published_job(store: Jobs, name: str, model: Any, asked: Asked) -> tuple[Job
     if not job.config.metadata.publishes:
         raise UsageError(f"job {name!r} is trained by its workers: no learner publishes it, choose another name")
     _check_same(job, layout)
+    _check_rollouts(job, asked.rollouts)
     return job, dtypes, given
 
 
@@ -74,6 +77,19 @@ def _check_same(job: Job, layout: Layout) -> None:
         raise LayoutMismatch(
             f"job {job.name!r} has another model than this one (they differ in {what}): publish under another name, or "
             f"remove the job with kvps rm {job.name}"
+        )
+
+
+def _check_rollouts(job: Job, asked: Rollouts | None) -> None:
+    """Raise UsageError unless experience comes to a job as it is asked for."""
+    if asked is None:
+        return
+    has = job.config.metadata.rollouts
+    differ = Rollouts.of(has).differing(asked) if has else ["rollouts"]
+    if differ:
+        raise UsageError(
+            f"job {job.name!r} was made with other rollouts than these (they differ in {some_of(differ)}): leave "
+            f"rollouts out to go on with its own, publish under another name, or remove the job with kvps rm {job.name}"
         )
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Protocol, Self
 
 import numpy as np
 
+from kvps.actors.taking import Item, LearnerRollouts
 from kvps.arrays.dtypes import dtype_of
 from kvps.arrays.inputs import one_number, state_of
 from kvps.arrays.layout import DTYPE, Array
 from kvps.arrays.state_dict import pack, place
 from kvps.errors import InvalidSetting, JobStopped, KvpsError, LayoutMismatch, WrongOrder, not_to_be_pickled
 from kvps.job import Job
+from kvps.protocol.scripts import Said
 from kvps.transport.difference_reader import DifferenceReader
 from kvps.transport.weight_reader import PullRequest
 
@@ -24,15 +27,21 @@ log = logging.getLogger("kvps.publish")
 
 
 class Holder(Protocol):
-    """What holds a job for its learner, as `kvps_aggregator.Publishing` does. One thread at a time uses it."""
+    """What holds a job for its learner, as `kvps_aggregator.Publishing` does. One thread at a time uses it. `claims` is
+    told of each new term of shard 0."""
+
+    claims: LearnerRollouts | None
 
     def take(self, wait_s: float | None, takeover: bool) -> int:
         """Take the job and return its newest version. If another learner holds it, wait up to `wait_s`, for None as
         long as it takes; with `takeover` take its place. Raises UsageError."""
 
-    def commit(self, loss: float | None, nonce: str) -> int:
-        """Commit what the learner has given as the next version, once, and return that version; `nonce` is of this
-        call. Raises LeaseLost if another learner has taken over, JobStopped, JobSuspended."""
+    def hold(self) -> None:
+        """Make sure that this learner holds the job. Raises LeaseLost if another one has taken over."""
+
+    def commit(self, said: Said) -> int:
+        """Commit what the learner has given as the next version, once, and return that version. Raises LeaseLost if
+        another learner has taken over, JobStopped, JobSuspended, ItemsRefused."""
 
     def finish(self) -> None:
         """Finish the job. Raises LeaseLost if another learner has taken over."""
@@ -47,8 +56,9 @@ class Publisher:
     The end of its `with` block finishes the job. An error, a signal or JobSuspended leaves the job to be gone on with:
     the same call of `Store.publisher` finds it.
 
-    job      the job, whose state, log and checkpoints are read as of any other
-    version  the newest version that is committed
+    job       the job, whose state, log and checkpoints are read as of any other
+    version   the newest version that is committed
+    rollouts  the experience that actors have put
     """
 
     def __init__(self, job: Job, dtypes: Mapping[str, str], given: Array, holder: Holder) -> None:
@@ -61,7 +71,10 @@ class Publisher:
         self._holder = holder
         self._thread = ThreadPoolExecutor(1, f"kvps-publish-{job.name}")
         self._under_way: Future[int] | None = None
+        self._lots: list[str] = []  # what that is trained on
         self._closed = False
+        self.rollouts = LearnerRollouts(job, self._hold, self._settled)
+        holder.claims = self.rollouts
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise not_to_be_pickled(
@@ -80,15 +93,19 @@ class Publisher:
             raise
         return self
 
-    def publish(self, model: Any, *, loss: Any = None, wait: bool = True) -> int:
+    def publish(self, model: Any, *, trained: Iterable[Item | str] = (), loss: Any = None, wait: bool = True) -> int:
         """Commit the weights of `model` (a module, a state dict, or name -> array) as the next version, and return that
         version. Each watcher sees all of it, or none of it.
+
+        `trained` are the items of experience that it was trained on, whole groups, or their ids: in the same step they
+        get their fate. If the version is not made, they are given back.
 
         With ``wait=False`` the call returns once the weights are copied in memory, with the number that the version
         will have. The next call, or the end, waits for this one, and raises what it raises. `loss` is one finite
         number, for the log and the screens. Raises LayoutMismatch for another name, shape or dtype, NotFinite,
-        LeaseLost if another learner has taken over, JobStopped and JobSuspended if somebody has asked for that: nothing
-        is committed then. After ServerLost it is not known: `load` says which version is there.
+        LeaseLost if another learner has taken over, ItemsRefused if an item is too stale for this version, JobStopped
+        and JobSuspended if somebody has asked for that: nothing is committed then. After ServerLost it is not known:
+        `load` says which version is there.
         """
         number = None if loss is None else one_number(loss, "loss")
         if number is not None and not math.isfinite(number):
@@ -98,8 +115,11 @@ class Publisher:
         for name, array in state.items():
             if (now := dtype_of(array, name).name) != self._dtypes.get(name, now):
                 raise LayoutMismatch(f"array {name!r} is {now} now, and was {self._dtypes[name]}: convert it")
+        lots = self.rollouts.lots_of(trained)
         pack(self.job.layout, state, self._given)
-        self._under_way = self._thread.submit(self._holder.commit, number, secrets.token_hex(8))
+        self.rollouts.plan(lots)
+        self._lots = lots
+        self._under_way = self._thread.submit(self._holder.commit, Said(number, secrets.token_hex(8), lots))
         return self.wait() if wait else self.version + 1
 
     def wait(self) -> int:
@@ -110,10 +130,30 @@ class Publisher:
         if under_way := self._under_way:
             try:
                 self.version = under_way.result()
+                self.rollouts.trained(self._lots)
             finally:
                 if under_way.done():  # and not if Ctrl-C came meanwhile
                     self._under_way = None
+                    if under_way.exception():
+                        self._give_back(self._lots)
         return self.version
+
+    def _give_back(self, lots: list[str]) -> None:
+        """Give back what a failed publish was trained on, or `rollouts` holds at the end. What cannot be given back
+        now waits again as soon as a learner takes the job."""
+        with suppress(KvpsError, SystemExit):
+            self.rollouts.refused(lots)
+
+    def _hold(self) -> None:
+        """Make sure that this learner holds the job, on the thread that publishes. Raises LeaseLost."""
+        self.job.access.client.owner.check()
+        self._thread.submit(self._holder.hold).result()
+
+    def _settled(self) -> bool:
+        """Wait for the publish that is under way, and return whether there was one. Raises what `publish` raises."""
+        there = self._under_way is not None
+        self.wait()
+        return there
 
     def load(self, model: Any) -> int:
         """Bring `model` (a module, a state dict, or name -> array) to the newest version, in place, and return that
@@ -136,6 +176,7 @@ class Publisher:
             if finish:
                 self._holder.finish()
         finally:
+            self._give_back(self.rollouts.taken)
             self._closed = True
             self._thread.shutdown()
             self._holder.release()

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
+from kvps.actors.sending import ActorRollouts
 from kvps.arrays.digest import view
 from kvps.arrays.layout import DTYPE, Array
 from kvps.arrays.state_dict import place, unpacked
 from kvps.errors import InvalidSetting, JobNotFound, WrongOrder, not_to_be_pickled
 from kvps.job import Job
-from kvps.parsing import whole_setting
+from kvps.parsing import MOST_BASES, whole_setting
 from kvps.protocol.job_state import RoundState
 from kvps.transport.difference_reader import DifferenceReader
 from kvps.transport.host_pull import HostPull
@@ -42,11 +43,13 @@ class Watch:
     else. Of large models that come over a network, one process reads for all watchers of its host. Whatever was read is
     compared with the digests in the commit log.
 
-    job      the job
-    version  the version that is there; -1 before the first `update`, and after one that failed
+    job       the job
+    version   the version that is there; -1 before the first `update`, and after one that failed
+    rollouts  sends experience to the learner
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, actor: str = "") -> None:
+        """`actor` is the name under which it sends experience, "" for one of its own."""
         self.job = job
         self.version = -1
         access = job.access
@@ -60,7 +63,9 @@ class Watch:
         self._taken: dict[str, int] = {}  # name -> digest of the array that it got
         self._known: dict[str, int] = {}  # name -> digest of the array of the version of the names `_digests_of`
         self._digests_of: tuple[str, ...] = ()
+        self._read_names: dict[int, str] = {}  # of the last versions that were read here, those of shard 0
         self._closed = False
+        self.rollouts = ActorRollouts(job, actor, self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise not_to_be_pickled(
@@ -112,6 +117,8 @@ class Watch:
             request = PullRequest(state, 0, self.job.access.reader.round_state, self._flat, held=held)
             weights = self._reader.read(request)
             self.version, self._names = weights.version, weights.names
+            self._read_names[self.version] = self._names[0]
+            self._read_names.pop(next(iter(self._read_names)) if len(self._read_names) > MOST_BASES else -1, None)
         if target is not None:
             self._place(target)
         return self.version
@@ -143,8 +150,17 @@ class Watch:
                 )
         return unpacked(self.job.layout, flat)
 
+    def next_unit(self, wait: float | None = None) -> int | None:
+        """Return the prompt that this actor is to answer; see `rollouts`."""
+        return self.rollouts.next_unit(wait)
+
+    def name_of(self, version: int) -> str | None:
+        """Return the staged name of a version that was read here, None for another one."""
+        return self._read_names.get(version)
+
     def close(self) -> None:
-        """Stop reading for others of this host."""
+        """Stop reading for others of this host, and give back what this actor has."""
+        self.rollouts.close()
         self._closed = True
         self._reader.close()
 

@@ -20,7 +20,9 @@ from kvps.errors import CorruptData, InvalidSetting, shown
 from kvps.parsing import Fields
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-_NEWER = frozenset({"units_per_round", "units_per_epoch", "backup_after", "samples", "missing", "publishes"})
+_NEWER = frozenset(
+    {"units_per_round", "units_per_epoch", "backup_after", "samples", "missing", "publishes", "rollouts"}
+)
 """Settings that jobs of earlier versions of kvps lack; their defaults are what those did."""
 _CHANGING = frozenset({"launched_by", "memory"})
 """What may be other than when the job was made. Neither names code."""

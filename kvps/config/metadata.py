@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvps.config.rollouts import not_rollouts
 from kvps.config.specs import not_a_launcher, setting, table_of
 from kvps.machine import launcher
 from kvps.machine.launcher import Launcher
@@ -13,8 +14,9 @@ from kvps.machine.launcher import Launcher
 class Metadata:
     """What a job notes of itself and of the loop of its task. Raises InvalidSetting.
 
-    No plan reads it, and of scripts only three: `adopt` compares and changes `launched_by`, `join` reads the task of
-    a job of an earlier version, which has no `fixed_workers`, and `join` and `publish` ask who makes the versions.
+    No plan reads it, and of scripts only few: `adopt` compares and changes `launched_by`, `join` reads the task of
+    a job of an earlier version, which has no `fixed_workers`, `join` and `publish` ask who makes the versions, and the
+    scripts of experience read `rollouts`.
 
     launched_by  changes when another command resumes the job
     memory       changes when that memory is lost
@@ -45,6 +47,11 @@ class Metadata:
         "Whether a learner with an optimizer of its own publishes the versions: no worker joins, and no aggregator "
         "serves the job.",
         bounds=(0, 1),
+    )
+    rollouts: str = setting(
+        "",
+        "Of such a job: the `kvps.Rollouts` as JSON, which say how experience comes to the learner.",
+        why_not=not_rollouts,
     )
 
     def __post_init__(self) -> None:

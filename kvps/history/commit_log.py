@@ -88,8 +88,7 @@ class Log:
     def inherited(self) -> dict[tuple[str, str], str]:
         """Return (worker, incarnation) -> name of the stored residual with which the incarnation began, "" for none.
         It has all incarnations whose join is in the log."""
-        entries = (fields for source in self._sources for _, fields in source.entries())
-        joins = (Fields(fields, "a join in the log") for fields in entries if fields.get("kind") == "join")
+        joins = (Fields(fields, "a join in the log") for fields in self.entries() if fields.get("kind") == "join")
         return {(j.name("worker"), j.word("incarnation")): j.text("residual", default="") for j in joins}
 
     def first_settings(self, config: JobConfig) -> JobConfig:
@@ -98,6 +97,11 @@ class Log:
             _, fields = next(source.entries())
             config = with_changes(config, fields, 0)
         return config
+
+    def entries(self) -> Iterator[Mapping[str, str]]:
+        """Iterate over the fields of all entries, also of commits that a server has lost: an entry `recover`
+        follows."""
+        return (fields for source in self._sources for _, fields in source.entries())
 
     def commits(self) -> Iterator[Commit]:
         """Iterate over all commits after `begin`, except those that a server lost and that were made again. Each has

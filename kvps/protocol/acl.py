@@ -40,7 +40,7 @@ class Role:
     scripts   the scripts that it may run, and so the commands in them
     commands  the other commands, besides those to connect and to read
     writes    the control keys that it may write, or `_ALL_KEYS` of the job
-    bytes     the kinds of bytes that it may write: g (gradients), r (residuals)
+    bytes     the kinds of bytes that it may write: g (gradients), r (residuals), x (items of experience)
     loads     whether it may load scripts
     lists     the keys of all jobs that it may write
     queues    whether it may use the queue
@@ -67,6 +67,15 @@ _WORKER = Role(
     ),
     bytes=("g", "r"),
 )
+_ACTOR = Role(
+    scripts=("enter", "quit", "prompt", "offer", "put", "pin", "sync"),
+    commands=("SET", "UNLINK", "WAIT"),
+    writes=(
+        *("version", "config", "rollouts", "items", "lots", "waiting_lots", "lot_bases", "taken_lots", "actors"),
+        *("actor_beats", "bases", "units", "free_units", "taken_units", "turns", "news", "pin", "sync", _NEVER),
+    ),
+    bytes=("x",),
+)
 _AGGREGATOR = Role(
     scripts=(
         *("plan", "norm", "ready", "reject", "acquire", "renew", "own", "free", "evict", "recover", "mirror"),
@@ -80,11 +89,12 @@ ROLES = {
     "reader": _READER,
     "evaluator": _EVALUATOR,
     "worker": _WORKER,
+    "actor": _ACTOR,
     "aggregator": _AGGREGATOR,
     "learner": Role(
         scripts=(
             *("create", "publish", "plan", "ready", "acquire", "renew", "own", "free", "evict", "recover"),
-            *("rollback", "trace", "trim", "control", "pin", "sync"),
+            *("rollback", "trace", "trim", "control", "pin", "sync", "claim", "take", "settle"),
         ),
         commands=(*_AGGREGATOR.commands, "CLUSTER|NODES"),
         writes=(_ALL_KEYS,),

@@ -83,11 +83,45 @@ are in the same half of all slots, and so on one of two masters.
                                                    leave, evict.lua
     kvps:{job}:taken_units                 zset    next_unit, push,    unit -> when (ms) it was handed out to the one
                                                    leave, evict.lua    worker that computes it
+                                                                       In a published job a unit is a prompt: "a0
+                                                                       generates", "whole" (its items wait, or are
+                                                                       taken) or "free"; here are those that an actor
+                                                                       has
+    kvps:{job}:rollouts                    hash    claim, take, put,   the experience of a published job: claimed (the
+                                                   offer, settle,      term that takes items), number and took (its last
+                                                   ready, enter.lua    call and what that took), batch; bytes of all
+                                                                       items, offers and offered_bytes that are out;
+                                                                       form of an item; orders, entered: counters;
+                                                                       trained, stale, rejected: items with that fate
+    kvps:{job}:items                       hash    put, take, settle,  item "<actor>.<incarnation>:<number>" that is
+                                                   ready.lua           accepted and has no fate -> the oldest version
+                                                                       that it was made on, bytes, chunks, digest, and
+                                                                       its prompt or -
+    kvps:{job}:lots                        hash    put, take, settle,  lot (a prompt; an item, where there are none) ->
+                                                   ready.lua           its place among the others, its oldest version,
+                                                                       its items
+    kvps:{job}:waiting_lots                zset    put, take, settle,  whole lots that wait for the learner -> place
+                                                   claim.lua
+    kvps:{job}:taken_lots                  set     take, settle,       lots that the learner has taken
+                                                   claim, ready.lua
+    kvps:{job}:lot_bases                   zset    put, take, settle,  lots that are not taken -> oldest version
+                                                   claim.lua
+    kvps:{job}:actors                      hash    enter, prompt,      actor -> JSON: incarnation, offered and last (its
+                                                   offer, put,         highest numbers that had room, and were
+                                                   quit, take.lua      accepted), offered_bytes, unit (its prompt),
+                                                                       items, version, host, pid
+    kvps:{job}:actor_beats                 zset    enter, offer,       actor -> server time of its last sign of life,
+                                                   put, take.lua       ms; "" -> of the learner's last look
+    kvps:{job}:bases                       hash    claim, ready.lua    version -> staged name of shard 0, of the last
+                                                                       ones: items name what they were made on
+    kvps:{job}:news                        stream  put, settle.lua     capped: a lot that has become whole; wakes the
+                                                                       learner
     kvps:{job}:plan                        hash    plan, reject,       the one open plan: id, version, head, history,
                                                    publish,            nonce (of the learner's call that opened it),
                                                    recover.lua         through (the last inbox id it takes), ids (all
-                                                                       of them, in a version of units), and text, the
-                                                                       JSON that is logged
+                                                                       of them, in a version of units), term and lots
+                                                                       (of the learner that publishes, and what it has
+                                                                       trained on), and text, the JSON that is logged
     kvps:{job}:square_sums                 hash    norm.lua            mark: the plan's history and id; shard -> sums of
                                                                        squares of its part of the plan's gradient and
                                                                        contributions, if several aggregators measure
@@ -137,6 +171,7 @@ are in the same half of all slots, and so on one of two masters.
     kvps:{job/id/shard/}:reserve:<part>     string  aggregator          zeros, as large as a version: deleted when a
                                                                        full server refuses to stage one
     kvps:{job/id/shard/}:g:<worker>.<incarnation>:<seq>:<chunk>  string  session  a gradient
+    kvps:{job/id/shard/}:x:<item>:<chunk>  string  actor               an item of experience (`kvps.arrays.items`)
     kvps:{job/id/shard/}:r:<worker>.<incarnation>:<seq>:<chunk>  string  session  the residual of a worker that left,
                                                                        up to that sequence number; float32. Behind it,
                                                                        in shard 0, the state of its inner optimizer
@@ -276,6 +311,16 @@ class JobKeys:
     evaluation = _Control()
     evaluations = _Control()
     versions = _Control()
+    rollouts = _Control()
+    items = _Control()
+    lots = _Control()
+    waiting_lots = _Control()
+    taken_lots = _Control()
+    lot_bases = _Control()
+    actors = _Control()
+    actor_beats = _Control()
+    bases = _Control()
+    news = _Control()
 
     @cached_property
     def never(self) -> str:
@@ -348,6 +393,11 @@ class JobKeys:
 
     def gradient(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
         return self._bytes(shard, f"g:{worker}.{incarnation}:{seq}:{chunk}")
+
+    def item(self, id: str, shards: int) -> tuple[int, str]:
+        """Return in which of so many shards an item of experience is, and what the keys of its chunks begin with."""
+        shard = int(id.rpartition(":")[2]) % shards
+        return shard, self._bytes(shard, f"x:{id}:")
 
     def residual(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:
         return self._bytes(shard, f"r:{worker}.{incarnation}:{seq}:{chunk}")

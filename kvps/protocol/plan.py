@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from kvps.arrays.number_ranges import RANGES, in_all
 from kvps.arrays.pieces import Chunk
-from kvps.parsing import NAME, Fields, refuse
+from kvps.config.rollouts import MOST_GROUP
+from kvps.parsing import MOST_TAKEN, NAME, Fields, refuse
 
 _MOST_CONTRIBUTIONS = 1 << 20
 _MOST_BY = 300
@@ -17,6 +18,13 @@ _TEXT = re.compile(
     rf"([A-Za-z0-9,-]{{1,65536}})(?: ({NAME.pattern}))?(?: lacks:({RANGES}))?",
     re.ASCII,
 )
+
+ITEM_ID = re.compile(rf"({NAME.pattern})\.([0-9]{{1,16}}-[A-Za-z0-9]{{1,32}}):([0-9]{{1,16}})", re.ASCII)
+"""The id of an item of experience: actor, incarnation and number."""
+_ITEM = re.compile(
+    rf"((?:{NAME.pattern})\.[0-9]{{1,16}}-[A-Za-z0-9]{{1,32}}:[0-9]{{1,16}}) (-|\d{{1,16}}) (\d{{1,16}})"
+)
+_MOST_TRAINED = MOST_TAKEN * MOST_GROUP
 
 
 def set_lr(fields: Fields) -> float | None:
@@ -67,13 +75,32 @@ class Contribution(NamedTuple):
         return self.digest.split(",")
 
 
+class TrainedItem(NamedTuple):
+    """An item of experience as the log names it with its fate: its id, "<actor>.<incarnation>:<number>", its prompt
+    (None for none), and the oldest version that it was made on."""
+
+    id: str
+    unit: int | None
+    base: int
+
+    @classmethod
+    def from_text(cls, text: object) -> TrainedItem:
+        """Parse "id prompt base", as the scripts write it. Raises CorruptData."""
+        match = _ITEM.fullmatch(text) if isinstance(text, str) else None
+        if match is None:
+            refuse("an item of experience", "its id, prompt and version", text)
+        id, unit, base = match.groups()
+        return cls(id, None if unit == "-" else int(unit), int(base))
+
+
 @dataclass(frozen=True)
 class Plan:
     """The contributions that make the next version. `progress` is the sum of the vector clock before it.
 
     Contributions in `rejected` turned out damaged: they are no part of the version, but their rounds end with it. `lr`
     is the learning rate that somebody has set for the job; None if the optimizer's own is used. Of a version that a
-    learner published, `by` says who that is, and `loss` what it said of the weights.
+    learner published, `by` says who that is, `loss` what it said of the weights, and `trained` on which items of
+    experience it trained.
     """
 
     id: int
@@ -87,6 +114,7 @@ class Plan:
     lr: float | None = None
     by: str = ""
     loss: float | None = None
+    trained: tuple[TrainedItem, ...] = ()
 
     @property
     def counting(self) -> list[Contribution]:
@@ -127,4 +155,5 @@ class Plan:
             lr=set_lr(f),
             by=f.text("by", _MOST_BY, default=""),
             loss=f.number("loss") if "loss" in f else None,
+            trained=tuple(map(TrainedItem.from_text, f.sequence("trained", _MOST_TRAINED))) if "trained" in f else (),
         )

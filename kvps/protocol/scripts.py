@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvps.arrays.layout import Layout
 from kvps.config import JobConfig
-from kvps.errors import ContributionLate, CorruptData, UsageError, WorkerAlive, WrongOrder, some_of
+from kvps.errors import ContributionLate, CorruptData, ItemsRefused, UsageError, WorkerAlive, WrongOrder, some_of
 from kvps.machine.process import is_this
 from kvps.parsing import Fields, whole
 from kvps.protocol.answers import (
@@ -54,10 +54,20 @@ _MOST_FREED = 1000  # keys, or pairs of keys, in one call of free.lua
 SCRIPTS = load_scripts("kvps.protocol")
 
 
-def _run(values: Sequence[Any]) -> RunControl:
+def run_in(values: Sequence[Any]) -> RunControl:
+    """Return what the job does, from an answer that says it."""
     names = ("run", "run_by", "run_reason", "run_at_ms")
     fields = {name: value for name, value in zip(names, values, strict=True) if value is not None}
     return RunControl.of(Fields(fields, "the version"))
+
+
+class Said(NamedTuple):
+    """What a learner says of a version that it publishes: the loss of the weights, None for none; the nonce of its
+    call; and the lots of experience that the version is trained on."""
+
+    loss: float | None
+    nonce: str
+    trained: Sequence[str] = ()
 
 
 class JobScripts:
@@ -106,7 +116,12 @@ class JobScripts:
         """Run a script with these arguments, by another `call` if one is given."""
         command = self._command(script, **values)
         reply = evaluate(call or self._call, SCRIPTS, command, load=self._call)
-        return self._answered(reply, values.get("worker"), values.get("shard"))
+        return self._answered(reply, values.get("worker", values.get("actor")), values.get("shard"))
+
+    def run(self, script: str, /, *, lasting: bool = False, **values: object) -> list[Any]:
+        """Run another script with these arguments, and return its answer, unless several scripts answer like that and
+        it stands for an error. With `lasting` its effect outlives a failover, where the job asks for that."""
+        return self._run(script, call=self._lasting() if lasting else None, **values)
 
     def _request(self, script: str, parse: Callable[[list[Any]], T], /, **values: object) -> Request[T]:
         """Return the call of a script, where `parse` makes a value of its answer."""
@@ -224,7 +239,7 @@ class JobScripts:
                     f"and drops what is late; pull, and go on with the round that is open"
                 )
             case ["STOPPED", *run]:
-                raise RunOver(_run(run))
+                raise RunOver(run_in(run))
             case ["NEW"]:
                 return None
             case ["FULL", _]:
@@ -247,13 +262,13 @@ class JobScripts:
                 return Planned(version, pin, members, known if code == "SAME" else None, code == "EARLY")
         raise damaged(self._keys.version)
 
-    def publish(self, term: str, state: State, by: str, loss: float | None, nonce: str) -> Plan | None:
+    def publish(self, term: str, state: State, by: str, said: Said) -> Plan | None:
         """Open the plan of the version behind `state`, which a learner has made, and return it; None if the job has
         such a version already. `term` is that of shard 0. Raises LeaseLost, PlanGone if the job is not in that state
-        any more, RunOver, UsageError for a job of workers."""
+        any more, RunOver, UsageError for a job of workers, ItemsRefused."""
         values: dict[str, Any] = {"version": state.version + 1, "head": state.head, "history": state.history}
-        values |= {"by": by, "loss": "" if loss is None else repr(loss), "nonce": nonce}
-        reply = self._run("publish", shard=0, term=term, **values)
+        values |= {"by": by, "loss": "" if said.loss is None else repr(said.loss), "nonce": said.nonce}
+        reply = self._run("publish", shard=0, term=term, trained=said.trained, **values)
         match reply:
             case ["OPEN", int(_), str(text)]:
                 return Plan.from_json(text)
@@ -262,7 +277,18 @@ class JobScripts:
             case ["HEAD" | "HISTORY", *_]:
                 raise PlanGone
             case ["STOPPED", *run]:
-                raise RunOver(_run(run))
+                raise RunOver(run_in(run))
+            case ["STALE", lot]:
+                raise ItemsRefused(
+                    f"{lot} is too old for version {state.version + 1} of job {self._keys.job!r} by max_staleness: "
+                    f"publish what was trained on fresher items; what is too old is dropped by the next take"
+                )
+            case ["TAKEN", lot]:
+                raise ItemsRefused(
+                    f"{lot or 'what the version is trained on'} is not taken by this learner any more: take other items"
+                )
+            case ["NONE"]:
+                raise UsageError(f"job {self._keys.job!r} takes no experience")
             case ["TRAINED"]:
                 raise UsageError(f"job {self._keys.job!r} is trained by its workers: no learner publishes it")
             case ["BY"]:
@@ -280,7 +306,7 @@ class JobScripts:
                 return CommitResult(True, pin, commit_id)
             case ["READY" | "ALREADY", _]:
                 return CommitResult(False, "", "")
-            case ["HEAD" | "HISTORY", *_]:
+            case ["HEAD" | "HISTORY" | "TAKEN", *_]:
                 raise PlanGone
             case ["DIGEST", _]:
                 raise CorruptData(f"shard {shard} of job {self._keys.job!r} was staged twice by one term: {reply}")
@@ -332,6 +358,10 @@ class JobScripts:
     def renew(self, shard: int, holder: str, term: str, lease_ms: int) -> bool:
         """Keep a lease, or with 0 give it up. False if another aggregator has it."""
         return self._send(self.renewal(shard, holder, term, lease_ms))
+
+    def beat_of(self, actor: str, incarnation: str) -> tuple[object, ...]:
+        """Return an actor's sign of life as a command."""
+        return self._command("enter", actor=actor, incarnation=incarnation, nonce="", process="")
 
     def renewal(self, shard: int, holder: str, term: str, lease_ms: int) -> Request[bool]:
         """Return `renew` as a request."""
@@ -390,7 +420,7 @@ class JobScripts:
                 case ["DONE"]:
                     return NextUnit(None, done=True)
                 case ["STOPPED", *run]:
-                    return NextUnit(None, ends=_run(run))
+                    return NextUnit(None, ends=run_in(run))
             raise damaged(self._keys.units)
 
         return self._request("next_unit", parse, worker=worker, incarnation=incarnation)
@@ -399,7 +429,7 @@ class JobScripts:
         """Stop, suspend or pause the job, have it go on (`resume`), or `set` its learning rate, unless that is so.
         Return what it does now."""
         reply = self._run("control", call=self._lasting(), what=what, by=by, reason=reason, lr=lr)
-        return _run(reply[1:])
+        return run_in(reply[1:])
 
     def evict(self, worker: str = "", incarnation: str = "", reason: str = "") -> Evicted:
         """Take silent workers out of the vector clock, and this incarnation for a reason that the log says."""

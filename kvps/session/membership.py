@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from kvps.errors import JobStopped, JobSuspended, RunEnds, WorkerEvicted, WrongOrder
 from kvps.machine.fork import ProcessOwner
@@ -13,7 +14,7 @@ from kvps.protocol.answers import Joined, ServerRestarted, evicted
 from kvps.protocol.job_state import Member, RoundState
 from kvps.protocol.recovery import await_history
 from kvps.protocol.run_control import RunControl
-from kvps.session.heartbeat import Heartbeat
+from kvps.session.heartbeat import Heartbeat, Signs
 from kvps.session.iteration import IterationTimer
 from kvps.transport.opening import OpenedJob
 from kvps.transport.shared_memory import SharedMemoryLost
@@ -43,7 +44,11 @@ class Membership:
         self._open_units: list[tuple[int, int]] = []  # sequence number and round of units that may not be committed yet
         self._access = access
         self._thread = threading.get_ident()
-        self._heartbeat = Heartbeat(access, worker, joined.incarnation, timer)
+        signs = Signs(
+            partial(access.scripts.heartbeat, worker, joined.incarnation),
+            partial(access.scripts.sign_of_life, worker, joined.incarnation),
+        )
+        self._heartbeat = Heartbeat(access, worker, signs, timer)
         self._heartbeat.start()
         # A worker that drops its session without leaving falls silent.
         weakref.finalize(self, self.owner.run, self._heartbeat.stop)

@@ -1,9 +1,10 @@
 """The sweep: finds the bytes that no process will ever want and no living process will free.
 
-A worker killed while it pushes leaves chunks that were never accepted. A holder killed while it stages leaves a version
-that is never committed. Bytes that a dead process's connection still held may arrive at any later time. A residual that
-a worker stored when it left is dead once the worker has come back and pushed. So the holder of a shard reads now and
-then the names of all keys in its slot. Names are never used twice, so dead bytes stay dead.
+An actor that is killed while it puts an item leaves one that was never accepted. A worker killed while it pushes leaves
+chunks that were never accepted. A holder killed while it stages leaves a version that is never committed. Bytes that a
+dead process's connection still held may arrive at any later time. A residual that a worker stored when it left is dead
+once the worker has come back and pushed. So the holder of a shard reads now and then the names of all keys in its slot.
+Names are never used twice, so dead bytes stay dead.
 
 A key in the slot whose name kvps does not write is another program's. It is left there, and goes with the job.
 """
@@ -20,7 +21,7 @@ from kvps.protocol.job_state import Member
 from kvps_aggregator.shard.shard import Shard
 
 _OF_WORKER = re.compile(
-    rf"(?P<kind>[gr]):(?P<worker>{NAME.pattern})\.(?P<incarnation>[A-Za-z0-9-]{{1,128}}):(?P<seq>[0-9]{{1,16}})"
+    rf"(?P<kind>[grx]):(?P<worker>{NAME.pattern})\.(?P<incarnation>[A-Za-z0-9-]{{1,128}}):(?P<seq>[0-9]{{1,16}})"
     r"(:[0-9]{1,16})?",
     re.ASCII,
 )
@@ -58,10 +59,11 @@ class Sweeper:
         over = job.config.units > 0 and state.units_done == job.config.units  # no more contributions can come
         members = {} if over else state.members
         waiting = {(c.worker, c.incarnation, c.seq) for c in job.access.reader.inbox()}
+        items = job.rollouts.live() if job.config.metadata.rollouts else ()
         for shard in shards:
             slot, live = job.access.keys.slot(shard.number), shard.storage.live_names()
             mine = [key.removeprefix(slot) for key in keys if key.startswith(slot)]
-            shard.storage.discard([slot + name for name in dead(mine, live, members, waiting)])
+            shard.storage.discard([slot + name for name in dead(mine, live, members, waiting, items)])
             gone = dead(segments, live, members, waiting)
             shard.storage.discard_segments([name for name in gone if not _may_be_reused(name, members)])
 
@@ -78,11 +80,15 @@ def dead(
     live_names: Collection[str],
     members: Mapping[str, Member],
     waiting: Collection[tuple[str, str, int]],
+    items: Collection[str] = (),
 ) -> Iterator[str]:
     """Yield the names of keys or segments in a slot that belong to no live version, no contribution that waits or may
-    still come, and no residual that an incarnation may still take over. Pure."""
+    still come, no residual that an incarnation may still take over, and none of these items of experience. Pure."""
     for name in names:
-        if parts := _OF_WORKER.fullmatch(name):
+        if name.startswith("x:"):
+            if _OF_WORKER.fullmatch(name) and name[2:].rpartition(":")[0] not in items:
+                yield name
+        elif parts := _OF_WORKER.fullmatch(name):
             kind, worker, incarnation, seq = parts["kind"], parts["worker"], parts["incarnation"], int(parts["seq"])
             member = members.get(worker)
             alive = _may_come(kind, incarnation, seq, member) if member else False

@@ -3,7 +3,7 @@
 -- are done again, and the answer counts the versions lost.
 -- KEYS version:hash workers:hash heartbeat:zset plan:hash ready:hash commits:stream units:hash pin:string clock:hash
 -- KEYS skip:hash inbox:stream mirror:string turns:stream free_units:zset taken_units:zset rounds:zset pushed:zset
--- KEYS draining:zset finished:set ranks:hash config:hash states:hash lease(*):string term(*):string never
+-- KEYS draining:zset finished:set ranks:hash config:hash states:hash rollouts:hash lease(*):string term(*):string never
 -- ARGV job shard term history memory record
 --   term: of the shard, which the caller holds
 --   history: the new one
@@ -26,8 +26,10 @@ local text = record ~= '' and record or redis.call('GET', keys.mirror)
 if not text then return { 'NOMIRROR' } end
 local earlier = cjson.decode(text)
 if record ~= '' and earlier.replaces ~= head then return { 'HEAD', head } end
-redis.call('DEL', keys.workers, keys.heartbeat, keys.plan, keys.ready, keys.units, keys.pin, keys.clock, keys.skip,
-  keys.inbox, keys.states)
+redis.call('DEL', keys.workers, keys.heartbeat, keys.plan, keys.ready, keys.pin, keys.clock, keys.skip, keys.inbox,
+  keys.states)
+-- Prompts that were trained in versions that are lost had their fate: their items are deleted.
+if redis.call('EXISTS', keys.rollouts) == 0 then redis.call('DEL', keys.units) end
 local function comes(worker) redis.call('ZADD', keys.heartbeat, now_ms(), worker) end
 restore_hashes(earlier, {}, comes)
 index_members()

@@ -1,0 +1,232 @@
+"""Experience on its way out: what an actor sends to the learner of a published job."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from kvps.arrays.item_forms import differ
+from kvps.arrays.items import Encoded, encode
+from kvps.config.rollouts import Rollouts
+from kvps.errors import InvalidSetting, KvpsError, UsageError, WorkerEvicted, WrongOrder
+from kvps.job import Job
+from kvps.machine.process import identity
+from kvps.parsing import whole
+from kvps.protocol.answers import ServerRestarted
+from kvps.protocol.keys import check_new_name
+from kvps.protocol.recovery import await_history
+from kvps.protocol.rollout_scripts import NewItem, RolloutScripts
+from kvps.session.heartbeat import Heartbeat, Signs
+
+log = logging.getLogger("kvps.actor")
+
+T = TypeVar("T")
+Versions = int | Sequence[tuple[int, int]]
+"""The version that an item was made on; or spans, each a position in it and the version from there on."""
+_LOOK_MS = 1_000  # for room or a prompt, between two looks
+
+
+class Here(Protocol):
+    """The weights that an actor has: `Watch`."""
+
+    version: int
+
+    def name_of(self, version: int) -> str | None:
+        """Return the staged name of a version that was read here, None for another one."""
+
+
+class ActorRollouts:
+    """The experience that one actor sends to the learner: `Watch.rollouts`. One thread at a time uses it.
+
+    The actor enters with the first call, and gives signs of life from then on. Its prompt, and the room that it has
+    reserved, are given back when it is closed, or silent for the job's `worker_timeout_ms`: it enters anew then. What
+    was accepted stays.
+    """
+
+    def __init__(self, job: Job, name: str, here: Here) -> None:
+        """`name` is the actor's, "" for one of its own."""
+        self.name = check_new_name("actor", name) if name else f"a-{secrets.token_hex(4)}"
+        self._job = job
+        self._here = here
+        self._scripts = RolloutScripts(job.access.scripts, job.name)
+        self._incarnation = ""
+        self._seq = 0  # of the last item that was begun
+        self._unit: int | None = None  # the prompt that it has
+        self._heart: Heartbeat | None = None
+
+    @property
+    def settings(self) -> Rollouts:
+        """What the learner has set. Raises UsageError if the job takes no experience."""
+        if text := self._job.config.metadata.rollouts:
+            return Rollouts.of(text)
+        raise UsageError(f"job {self._job.name!r} takes no experience: no learner publishes it, or it is old")
+
+    def put(self, item: Mapping[str, Any], version: Versions, unit: int | None = None) -> str | None:
+        """Send an item: name -> array, bytes, text or number, up to 64 MiB. Return its id once it is accepted: then it
+        has exactly one fate, which the log names.
+
+        `version` is that of the weights that made it, or spans [(0, 17), (120, 18)] for one that was made across an
+        update; `unit` is the prompt that it answers, by default the one that this actor has. The call waits for room.
+        It returns None, and says so in the log, if the item is not accepted: its prompt is not this actor's any more,
+        the version is far too old, or the job has ended. Raises InvalidSetting for what is no item, another form than
+        that of the first ones, or a version that was never read here; ServerLost, ServerFull.
+        """
+        spans = [(0, version)] if isinstance(version, int) else list(version)
+        settings = self.settings
+        if unit is None and settings.prompts and (unit := self._unit) is None:
+            raise WrongOrder("this actor has no prompt: call next_unit, and put what answers it")
+        if unit is not None and not settings.prompts:
+            raise InvalidSetting(f"unit is {unit}, and job {self._job.name!r} hands out no prompts")
+        encoded = encode(item, spans)
+        base = min(each for _, each in spans)
+        if (name := self._here.name_of(base)) is None:
+            raise InvalidSetting(f"version {base} was not read here: say which version the watch had, policy.version")
+        if not self._reserve(encoded.nbytes, retries=not settings.prompts):
+            self._say_refused("its prompt is closed, or the job has ended")
+            return None
+        return self._send(encoded, NewItem(self._seq, unit, base, name, encoded.nbytes, 0, "", encoded.form))
+
+    def next_unit(self, wait: float | None = None) -> int | None:
+        """Return the prompt that this actor is to answer, from 0 to prompts * epochs: the one that it has, as long as
+        more items are needed, or the next one. Waits up to `wait` seconds, for None as long as it takes. None if there
+        is none in that time, if all have had their fate, or if the job is stopped."""
+        deadline = None if wait is None else time.monotonic() + wait
+        if not self.settings.prompts:
+            raise UsageError(f"job {self._job.name!r} hands out no prompts: its learner says how many there are")
+        seen = {self._job.access.keys.turns: "0-0"}
+        while True:
+            found = self._called(lambda: self._scripts.prompt(self.name, self._incarnation))
+            if found.unit is not None or found.done or found.ends:
+                self._unit = found.unit
+                return found.unit
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            seen |= self._job.access.client.wait(seen, _LOOK_MS)
+
+    def room(self) -> bool:
+        """Return whether an item that is begun now, on the version that is newest here, has room and will still be
+        fresh when the learner comes to it: actors wait rather than make what would be dropped."""
+        keys, settings = self._job.access.keys, self.settings
+        numbers, items, waiting, taken, version = self._job.access.client.together(
+            [
+                ("HMGET", keys.rollouts, "offers", "bytes", "offered_bytes", "batch"),
+                ("HLEN", keys.items),
+                ("ZCARD", keys.waiting_lots),
+                ("SCARD", keys.taken_lots),
+                ("HGET", keys.version, "version"),
+            ]
+        )
+        offers, held, offered, batch = (whole(n or 0, "rollouts", low=-1) for n in numbers)
+        if items + offers >= settings.capacity or held + offered >= settings.capacity_bytes:
+            return False
+        if settings.max_staleness is None:
+            return True
+        ahead = (waiting + taken) // max(1, batch)
+        return bool(whole(version, "the version") + ahead - self._here.version <= settings.max_staleness)
+
+    def close(self) -> None:
+        """Give back what this actor has, and fall silent."""
+        if self._heart:
+            self._heart.stop()
+        if self._incarnation:
+            with suppress(KvpsError, ServerRestarted):
+                self._scripts.quit(self.name, self._incarnation)
+        self._incarnation = ""
+
+    # -- one incarnation --------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Begin an incarnation, unless one lasts."""
+        if self._incarnation:
+            return
+        if self._heart:
+            self._heart.stop()
+        enter = partial(self._scripts.enter, self.name, secrets.token_hex(8), identity())
+        self._incarnation, self._seq, self._unit = self._job.access.in_present_history(enter), 0, None
+        self._heart = Heartbeat(self._job.access, self.name, self._signs(self._incarnation))
+        self._heart.start()
+
+    def _signs(self, incarnation: str) -> Signs:
+        scripts = self._job.access.scripts
+        return Signs(
+            lambda _: self._scripts.beat(self.name, incarnation),
+            lambda _: scripts.beat_of(self.name, incarnation),
+        )
+
+    def _called(self, call: Callable[[], T]) -> T:
+        """Return what `call`, which runs a script, returns in the present incarnation; a new one if that has ended."""
+        while True:
+            self._enter()
+            try:
+                return call()
+            except WorkerEvicted as error:
+                log.warning("job %s: %s; it enters anew", self._job.name, error)
+                self._incarnation = ""
+            except ServerRestarted:
+                self._await_history()
+
+    def _await_history(self) -> None:
+        await_history(self._job.access.server, self._job.access.scripts, self._job.name, 0)
+
+    def _reserve(self, nbytes: int, retries: bool) -> bool:
+        """Reserve room for the next item, as soon as there is some. Return False if it is not to come: its prompt is
+        closed, or the job has ended. With `retries` an incarnation that has ended is no reason."""
+        seen = {self._job.access.keys.turns: "0-0"}
+        while True:
+            before = self._incarnation
+            self._enter()
+            if before and before != self._incarnation and not retries:
+                return False
+            self._seq += 1
+            try:
+                answer = self._scripts.offer(self.name, self._incarnation, self._seq, nbytes)
+            except (WorkerEvicted, ServerRestarted) as error:
+                if isinstance(error, ServerRestarted):
+                    self._await_history()
+                self._incarnation = ""
+                if not retries:
+                    return False
+                continue
+            if answer != "FULL":
+                return answer == "OK"
+            if self._job.access.reader.round_state().run.ends:
+                return False
+            seen |= self._job.access.client.wait(seen, _LOOK_MS)
+
+    def _send(self, encoded: Encoded, item: NewItem) -> str | None:
+        """Store the bytes of an item, and have it accepted."""
+        access = self._job.access
+        id = f"{self.name}.{self._incarnation}:{item.seq}"
+        _, prefix = access.keys.item(id, access.layout.shards)
+        chunks = [(f"{prefix}{number}", chunk) for number, chunk in enumerate(encoded.cut())]
+        try:
+            access.client.put(chunks)
+            made = item._replace(chunks=len(chunks), digest=encoded.digest)
+            if id := self._scripts.put(self.name, self._incarnation, made):
+                return id
+            why = "its prompt is closed, or its version far too old"
+        except InvalidSetting as error:
+            access.client.unlink([key for key, _ in chunks])
+            raise InvalidSetting(
+                f"this item has another form than the first ones of job {self._job.name!r}: "
+                f"{differ(encoded.form, str(error))}"
+            ) from None
+        except WrongOrder as error:
+            why = str(error)
+        except (WorkerEvicted, ServerRestarted) as error:
+            if isinstance(error, ServerRestarted):
+                self._await_history()
+            self._incarnation = ""
+            if access.client.call("HGET", access.keys.items, id):
+                return id
+            why = "the actor was taken for dead, or the server was restarted, before it was accepted"
+        self._say_refused(why)
+        return None
+
+    def _say_refused(self, why: str) -> None:
+        log.warning("job %s: an item of %s is not accepted: %s", self._job.name, self.name, why)

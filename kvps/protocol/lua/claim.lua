@@ -1,0 +1,43 @@
+-- claim: make a term of shard 0 the one that takes items. What earlier terms, or this one, have taken waits again, except
+-- what the caller names and is still there. Actors that are silent for long end.
+-- KEYS version:hash config:hash term(shard):string rollouts:hash items:hash lots:hash waiting_lots:zset lot_bases:zset
+-- KEYS taken_lots:set actors:hash actor_beats:zset bases:hash units:hash free_units:zset taken_units:zset turns:stream
+-- KEYS commits:stream never
+-- ARGV job shard term number lots...
+--   number: of this call within the term, counted from 1
+--   lots: what the caller holds
+-- USES job log numbers rollouts time turns
+-- Returns {OK, lots}: the caller's from now on, one text, also when repeated | {PAST}: a later call has come
+--     | {NONE} | {TERM, term} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
+local refused, version, name = read_job(job, 'version', 'shard:0')
+if refused then return refused end
+local present_term = redis.call('GET', keys.term) or ''
+if present_term ~= term then return { 'TERM', present_term } end
+if not read_rollouts() then return { 'NONE' } end
+local again = redis.call('HGET', keys.rollouts, 'claimed') == term and earlier_call(term, number)
+if again then return again end
+
+redis.call('HDEL', keys.rollouts, 'took') -- allowed when memory is full, and lets the script write
+-- After a loss the server has other versions of these numbers. A job that was restored begins with its first one.
+local newest = whole(version)
+for _, each in ipairs(redis.call('HKEYS', keys.bases)) do
+  if (whole(each) or newest) >= newest then redis.call('HDEL', keys.bases, each) end
+end
+redis.call('HSET', keys.bases, version, name)
+local keeps, kept = {}, {}
+for _, lot in ipairs(lots) do
+  if redis.call('SISMEMBER', keys.taken_lots, lot) == 1 or redis.call('ZSCORE', keys.waiting_lots, lot) then
+    keeps[lot], kept[#kept + 1] = true, lot
+    redis.call('ZREM', keys.waiting_lots, lot)
+    redis.call('ZREM', keys.lot_bases, lot)
+    redis.call('SADD', keys.taken_lots, lot)
+  end
+end
+for _, lot in ipairs(redis.call('SMEMBERS', keys.taken_lots)) do
+  if not keeps[lot] then give_back(lot) end
+end
+local took = table.concat(kept, ' ')
+redis.call('HSET', keys.rollouts, 'claimed', term, 'number', number, 'took', took)
+end_silent()
+wake('')
+return { 'OK', took }

@@ -1,0 +1,35 @@
+-- enter: begin an incarnation of an actor of a published job, or note a sign of life of one.
+-- KEYS version:hash config:hash rollouts:hash actors:hash actor_beats:zset units:hash free_units:zset taken_units:zset
+-- KEYS turns:stream never
+-- ARGV job actor incarnation nonce process
+--   incarnation: whose sign of life it is; '' to begin one
+--   nonce: of this call
+--   process: JSON: host, pid, ... of the process
+-- USES job names numbers rollouts time turns
+-- Returns {OK, incarnation} also when repeated | {EVICTED, state} | {NONE}: the job takes no experience | {MANY}: too many
+--     actors | {BAD}: no name | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
+local refused = read_job(job)
+if refused then return refused end
+if not read_rollouts() then return { 'NONE' } end
+if incarnation ~= '' then
+  local entry, gone = read_actor(actor, incarnation)
+  if not entry then return gone end
+  write_actor(actor, entry)
+  return { 'OK', incarnation }
+end
+if not is_name(actor) then return { 'BAD' } end
+local text = redis.call('HGET', keys.actors, actor)
+local before = text and cjson.decode(text)
+if before and before.nonce == nonce then return { 'OK', before.incarnation } end
+if not before and redis.call('HLEN', keys.actors) >= MOST_IDS then return { 'MANY' } end
+local entry = cjson.decode(process)
+redis.call('ZREM', keys.actor_beats, actor) -- allowed when memory is full, and lets the script write
+if before then
+  end_actor(actor, before)
+  wake('')
+end
+-- The number tells a late copy of this call from the call; the nonce, one that a restart of the server has made again.
+entry.nonce, entry.incarnation = nonce, digits(redis.call('HINCRBY', keys.rollouts, 'entered', 1)) .. '-' .. nonce
+entry.offered, entry.last, entry.items = 0, 0, 0
+write_actor(actor, entry)
+return { 'OK', entry.incarnation }
