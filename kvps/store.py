@@ -40,6 +40,7 @@ from kvps.connection.urls import redacted
 from kvps.errors import (
     CorruptData,
     InvalidSetting,
+    JobExists,
     JobNotFound,
     KvpsError,
     NoServer,
@@ -50,6 +51,7 @@ from kvps.errors import (
     counted,
 )
 from kvps.history.checkpoint import Checkpoint
+from kvps.history.checkpoint_directory import newest
 from kvps.job import Job, readable
 from kvps.machine.files import writable_directory
 from kvps.optim.trial import try_out
@@ -246,6 +248,7 @@ class Store:
         durability: str = "memory",
         checkpoints: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 100,
+        resume: bool = False,
         rollouts: Rollouts | None = None,
         wait: float | None = None,
         takeover: bool = False,
@@ -261,8 +264,9 @@ class Store:
         weights are its version 0; else `model` only says which names, shapes and dtypes are meant: `Publisher.load`
         brings it to the newest version. With `dtype`, such as "bf16", arrays of wider floats are published in that one.
         `shards` and `durability` are those of `create_job`. A checkpoint is written `checkpoint_every` so many versions
-        into the directory `checkpoints`. `rollouts` say how experience comes from actors, and how many prompts they
-        answer: see `kvps.Rollouts`.
+        into the directory `checkpoints`; with `resume` a job that is not there (any more) begins with the newest of
+        them, with the experience that waited then. `rollouts` say how experience comes from actors, and how many
+        prompts they answer: see `kvps.Rollouts`.
 
         A job has one publisher. The next one waits for its end, up to `wait` seconds or as long as it takes; or with
         `takeover` it takes its place, and what the other one publishes from then on is refused. Raises LayoutMismatch,
@@ -271,6 +275,9 @@ class Store:
         asked = Asked(dtype, shards, durability, rollouts)
         every = whole_setting("checkpoint_every", checkpoint_every, 1)
         directory = None if checkpoints is None else writable_directory("checkpoints", Path(checkpoints))
+        if resume and name not in self.jobs() and directory and (found := newest(directory, name)):
+            with suppress(JobExists):  # another process has just restored it
+                self.restore_job(found.checkpoint)
         job, dtypes, given = published_job(self, name, model, asked)
         return Publisher(job, dtypes, given, holder_of(job, given, directory, every)).take(wait, takeover)
 
@@ -371,6 +378,8 @@ class Store:
                 if checkpoint and checkpoint.skipped:
                     manifest["skipped"] = counts_as_text(checkpoint.skipped)
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
+        if checkpoint:
+            items += checkpoint.experience.items(keys, layout.shards)
         all_come = bool(config.metadata.launched_by)
         begins = json.dumps(_as_text(checkpoint, changed or {}, all_come)) if checkpoint else ""
         access = JobAccess.of(self.client, keys, config, layout)
@@ -596,4 +605,5 @@ def _as_text(
         "units": dict(checkpoint.units),
         "states": dict(checkpoint.states),
         "settings": json.dumps(changed) if changed else "",
+        **checkpoint.experience.as_text(),
     }

@@ -104,6 +104,12 @@ class HistoryWriter:
     def _held(self) -> State:
         return self._job.access.reader.held(1 + len(self._job.config.slots))
 
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written, which reads bytes that may have died since."""
+        with self._lock:
+            return self._writing
+
     def close(self) -> None:
         """Wait until what was begun is done."""
         self._pool.shutdown()

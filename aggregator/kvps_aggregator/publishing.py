@@ -70,6 +70,8 @@ class Publishing:
         if state.run.ends:
             self._job.resume("its learner goes on")
         self._began = self._held.leases.newest = state.version
+        self._note_term()
+        self.hold()  # actors may put items from now on
         return state.version
 
     def _takes(self, deadline: float, takeover: bool) -> bool:
@@ -182,8 +184,9 @@ class Publishing:
             try:
                 state = self._hold()
                 if state.names in tried or self._make(state, said, tried):
-                    self._free_items()
-                    self._held.sweep_if_due()
+                    if not self._held.history.writing:
+                        self._free_items()
+                        self._held.sweep_if_due()
                     self._held.traces.write()
                     self._held.leases.newest = self._held.shards[0].version  # of which a restart may lose some
                     return self._held.leases.newest

@@ -24,6 +24,7 @@ from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.arrays.number_ranges import counts_as_text, counts_in
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, counted
+from kvps.history.experience import Experience
 from kvps.history.tensor_file import SUFFIX, TensorFile, check_tensors, write_tensors
 from kvps.machine.files import regular
 from kvps.optim.custom import MOST_SLOTS
@@ -45,10 +46,9 @@ class Checkpoint:
 
     `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest, and `lr`
     is the learning rate that was set then; None for the optimizer's own. `states` has the state of each worker, behind
-    the contribution with which it came. `skipped` is in how many versions each parameter was left out, by its number in
-    the layout. `run` says whether somebody has stopped the job (`Job.stop`), and with which round it ends; one that was
-    paused or `suspended` goes on.
-    """
+    the contribution with which it came. `experience` has the items that waited for a learner then. `skipped` is in how
+    many versions each parameter was left out, by its number in the layout. `run` says whether somebody has stopped the
+    job (`Job.stop`), and with which round it ends; one that was paused or `suspended` goes on."""
 
     job: str
     id: str
@@ -68,6 +68,7 @@ class Checkpoint:
     lr: float | None = None
     states: Mapping[str, str] = field(default_factory=dict, repr=False)
     suspended: bool = False
+    experience: Experience = field(default_factory=Experience, repr=False)
 
     @classmethod
     def of(cls, access: OpenedJob, state: State) -> Checkpoint:
@@ -92,6 +93,7 @@ class Checkpoint:
             lr=state.lr,
             states=committed(state.states),
             suspended=state.run.state == "suspended",
+            experience=Experience.of(access, state),
         )
 
     @property
@@ -134,7 +136,7 @@ class Checkpoint:
         for slot, array in self.slots.items():
             named = self.layout.views(array).items()
             tensors |= {_state_name(self.layout, slot, name): values for name, values in named}
-        return tensors
+        return tensors | self.experience.tensors(self.layout)
 
     def _metadata(self) -> dict[str, str]:
         return {
@@ -157,6 +159,7 @@ class Checkpoint:
             **({"states": json.dumps(self.states)} if self.states else {}),
             **({} if self.lr is None else {"lr": repr(self.lr)}),
             **({"suspended": "1"} if self.suspended else {}),
+            **self.experience.metadata(),
         }
 
     @classmethod
@@ -203,6 +206,7 @@ class Checkpoint:
                     lr=set_lr(f),
                     states=f.json_fields("states").scalars(2 * MOST_BYTES) if "states" in f else {},
                     suspended="suspended" in f,
+                    experience=Experience.load(file, layout),
                 )
         except OSError as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None

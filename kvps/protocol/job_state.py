@@ -17,8 +17,7 @@ from kvps.protocol.run_control import RunControl
 from kvps.staleness import admits
 
 _STATES = ("active", "rejoining", "left", "evicted")
-_MOST_ENTRY = 1 << 16
-_MOST_PLAN = 64 << 20
+_MOST_ENTRY, _MOST_PLAN = 1 << 16, 64 << 20  # characters
 
 Entry = tuple[str, dict[str, str]]
 """One entry of the commit log: its id, "<ms>-<number>" by the server's clock, and its fields."""
@@ -191,6 +190,7 @@ class State:
     run         whether the job goes on, is paused, suspended or stopped
     lr          the learning rate that somebody has set; None if the optimizer's own is used
     states      the content of the hash `states`; {} if it was not asked for
+    experience  the hashes rollouts, items and lots; () if that was not asked for, or no learner publishes the job
     moved       the version with whose commit the log in Redis begins (others were moved or deleted); 0 if it is whole
     """
 
@@ -209,6 +209,7 @@ class State:
     run: RunControl
     lr: float | None
     states: Mapping[str, str]
+    experience: Sequence[Mapping[str, str]] = ()
 
     @classmethod
     def of(
@@ -301,8 +302,7 @@ class State:
         return sum(m.finished for m in self.members.values()) >= config.workers
 
 
-AnyState = RoundState | State
-"""A state that names one version and its arrays."""
+AnyState = RoundState | State  # each names one version
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvps.arrays.digest import view
@@ -31,11 +32,12 @@ class StateReader:
         self._client = access.client
         self._keys = access.keys
         self._layout = access.layout
+        self._experience = bool(access.config.metadata.rollouts)
         self._scripts = access.scripts
 
     def state(self, states: bool = False) -> State:
-        """Return the job's state at one instant, with every member, and the states of workers if asked for. Raises
-        JobNotFound."""
+        """Return the job's state at one instant, with every member, and the states of workers and the experience if
+        asked for. Raises JobNotFound."""
         return self._state(states=states)
 
     def round_state(self, worker: str = "") -> RoundState:
@@ -101,9 +103,11 @@ class StateReader:
         hashes = [("HGETALL", key) for key in (k.version, k.clock, k.skip, k.workers, k.units)]
         newest = ("XREVRANGE", k.commits, "+", "-", "COUNT", 1)
         others = [("HGETALL", k.states)] if states else []
-        replies = self._client.together([*before, *hashes, newest, *others])[len(before) :]
+        taken = [("HGETALL", key) for key in (k.rollouts, k.items, k.lots) if states and self._experience]
+        replies = self._client.together([*before, *hashes, newest, *others, *taken])[len(before) :]
         self._check_there(replies[0])
-        return State.of(self._layout.shards, *replies)
+        read = len(replies) - len(taken)
+        return replace(State.of(self._layout.shards, *replies[:read]), experience=replies[read:])
 
     def asked(self, commands: Sequence[Command]) -> list[Any]:
         """Return the replies to `commands`, read at one instant, and the newest id in `turns`. Raises JobNotFound."""

@@ -1,15 +1,15 @@
 -- create: make a job whose first version is already staged: version 0, or the version of a checkpoint.
 -- KEYS version:hash config:hash made_with:hash layout:string commits:stream removed:string clock:hash skip:hash workers:hash
 -- KEYS units:hash states:hash free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set
--- KEYS ranks:hash never
+-- KEYS ranks:hash rollouts:hash items:hash lots:hash waiting_lots:zset lot_bases:zset never
 -- ARGV job layout run_id name shards checkpoint settings...
 --   job: a nonce; it is also the first history
 --   layout: JSON
 --   name: the staged name of the first version
 --   checkpoint: '' or JSON, every value as text: version, head, contributions, job, id, lr, run, all_come, suspended,
---     clock, skip, workers, units, states, settings (of these, those that differ)
+--     clock, skip, workers, units, states, settings (of these, those that differ), counters, items, lots
 --   settings: field, value, ... of config
--- USES earlier index log numbers staleness
+-- USES earlier index log numbers rollouts staleness
 -- Returns {OK} also when repeated | {EXISTS} | {REMOVED}: an earlier job is being removed | {WRONGTYPE, key, is, want}
 local id = redis.call('HGET', keys.version, 'id')
 if id == job then return { 'OK' } end
@@ -17,7 +17,8 @@ if id or redis.call('EXISTS', keys.version, keys.config, keys.layout) > 0 then r
 if redis.call('EXISTS', keys.removed) > 0 then return { 'REMOVED' } end
 local earlier = checkpoint ~= '' and cjson.decode(checkpoint)
 
-redis.call('DEL', keys.made_with, keys.commits, keys.clock, keys.skip, keys.workers, keys.units, keys.states)
+redis.call('DEL', keys.made_with, keys.commits, keys.clock, keys.skip, keys.workers, keys.units, keys.states,
+  keys.rollouts, keys.items, keys.lots, keys.waiting_lots, keys.lot_bases)
 redis.call('HSET', keys.config, unpack(settings))
 -- No script of workers declares this copy, so that they may not write it.
 redis.call('HSET', keys.made_with, unpack(settings))
@@ -44,6 +45,7 @@ if earlier then
     if closes == 'units' then entry.state = 'left' else entry.awaited = true end
   end
   restore_hashes(earlier, back, comes)
+  restore_items(earlier)
   log_entry('restore', 'version', version, 'head', head, 'history', job,
     'contributions', earlier.contributions, 'job', earlier.job, 'id', earlier.id, 'lr', earlier.lr,
     'settings', earlier.settings)

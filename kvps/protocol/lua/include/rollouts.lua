@@ -129,3 +129,19 @@ local function earlier_call(term, number)
   if whole(number) < whole(last) then return { 'PAST' } end
   if number == last then return { 'OK', took } end
 end
+
+-- Writes the items that a checkpoint has. All lots of them wait; prompts with a whole lot are not free.
+local function restore_items(earlier)
+  for field, value in pairs(earlier.counters or {}) do redis.call('HSET', keys.rollouts, field, value) end
+  for id, record in pairs(earlier.items or {}) do redis.call('HSET', keys.items, id, record) end
+  local s = next(earlier.lots or {}) and read_rollouts()
+  for lot, text in pairs(earlier.lots or {}) do
+    redis.call('HSET', keys.lots, lot, text)
+    local found = read_lot(lot)
+    redis.call('ZADD', keys.lot_bases, digits(found.base), lot)
+    if s.units == 0 or #found.ids >= s.group then
+      redis.call('ZADD', keys.waiting_lots, found.order, lot)
+      if s.units > 0 then redis.call('HSET', keys.units, lot, 'whole') end
+    end
+  end
+end
