@@ -64,6 +64,7 @@ from kvps.server import private_server
 from kvps.transport import shared_memory
 from kvps.transport.access import JobAccess
 from kvps.transport.choice import is_near, with_transport
+from kvps.transport.kept_state import kept_items
 from kvps.transport.opening import open_transport
 
 log = logging.getLogger("kvps.store")
@@ -377,6 +378,10 @@ class Store:
                 manifest = {"plan": 0, "version": version, "bytes": (high - low) * DTYPE.itemsize, "digests": digests}
                 if checkpoint and checkpoint.skipped:
                     manifest["skipped"] = counts_as_text(checkpoint.skipped)
+                if checkpoint and checkpoint.kept and not shard:
+                    kept, about = kept_items(keys, staged, checkpoint.kept)
+                    items += kept
+                    manifest |= about
                 items.append((keys.manifest(shard, staged), [memoryview(json.dumps(manifest).encode())]))
         if checkpoint:
             items += checkpoint.experience.items(keys, layout.shards)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvps.arrays.layout import Array
+from kvps.arrays.given import Given
 from kvps.device.base import CPU, Device
 from kvps.errors import CorruptData, KvpsError, LeaseLost, counted, some_of
 from kvps.job import Job
@@ -75,10 +75,10 @@ class HeldShards:
         eligible: list[int],
         options: AggregatorOptions,
         keeper: LeaseKeeper | None,
-        given: Array | None = None,
+        given: Given | None = None,
     ) -> None:
         """`eligible` are the shards that it may hold. Without a `keeper` of leases it has its own. `given` is where a
-        learner puts the weights of the next version, (layout.size,)."""
+        learner puts what the next version has."""
         self.shards: dict[int, Shard] = {}
         self.leases = Leases(job, keeper)
         self.choice = ShardChoice(job, self.leases.holder, eligible, options.near)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvps.actors.taking import LearnerRollouts
-from kvps.arrays.layout import Array
+from kvps.arrays.given import Given
 from kvps.errors import JobStopped, JobSuspended, KvpsError, LeaseLost, UsageError
 from kvps.job import Job
 from kvps.protocol.answers import PlanGone, RunOver, ServerRestarted
@@ -43,8 +43,8 @@ class Publishing:
 
     claims: LearnerRollouts | None = None
 
-    def __init__(self, job: Job, given: Array, checkpoints: Path | None = None, every: int = 1) -> None:
-        """`given` is where the learner puts the weights of the next version, (layout.size,) words. A checkpoint is
+    def __init__(self, job: Job, given: Given, checkpoints: Path | None = None, every: int = 1) -> None:
+        """`given` is where the learner puts what the next version has. A checkpoint is
         written `every` so many versions into the directory `checkpoints`."""
         saved = Checkpoints(checkpoints, every) if checkpoints else None
         options = AggregatorOptions(checkpoints=saved, log=KeptLog(directory=checkpoints))

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvps.actors.publisher import Holder
 from kvps.arrays.dtypes import dtype_of
+from kvps.arrays.given import Given
 from kvps.arrays.inputs import state_of
 from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.arrays.state_dict import pack
@@ -38,14 +39,14 @@ class Jobs(Protocol):
         """Create a job that a learner publishes, with `flat` as version 0. Raises JobExists."""
 
 
-def published_job(store: Jobs, name: str, model: Any, asked: Asked) -> tuple[Job, dict[str, str], Array]:
-    """Return the job of that name, made if it is not there, the dtypes of the model's arrays, and an array
-    (layout.size,) for its next version. Raises LayoutMismatch if it has another model, UsageError if workers train it.
+def published_job(store: Jobs, name: str, model: Any, asked: Asked) -> tuple[Job, dict[str, str], Given]:
+    """Return the job of that name, made if it is not there, the dtypes of the model's arrays, and where its
+    next version comes. Raises LayoutMismatch if it has another model, UsageError if workers train it.
     """
     state = state_of(model)
     layout = Layout.of_state(state, asked.shards, asked.dtype)
     dtypes = {name: dtype_of(array, name).name for name, array in state.items()}
-    given: Array = np.zeros(layout.size, DTYPE)
+    given = Given(np.zeros(layout.size, DTYPE))
     try:
         job = store.job(name)
     except JobNotFound:
@@ -56,9 +57,9 @@ def published_job(store: Jobs, name: str, model: Any, asked: Asked) -> tuple[Job
             transport="redis",
             metadata=Metadata(publishes=1, rollouts=(asked.rollouts or Rollouts()).text),
         )
-        pack(layout, state, given)
+        pack(layout, state, given.flat)
         try:
-            return store.create_published(name, layout, given, config), dtypes, given
+            return store.create_published(name, layout, given.flat, config), dtypes, given
         except JobExists:  # another process has just made it
             job = store.job(name)
     if not job.config.metadata.publishes:
@@ -93,7 +94,7 @@ def _check_rollouts(job: Job, asked: Rollouts | None) -> None:
         )
 
 
-def holder_of(job: Job, given: Array, checkpoints: Path | None, every: int) -> Holder:
+def holder_of(job: Job, given: Given, checkpoints: Path | None, every: int) -> Holder:
     """Return what holds a job for its learner. By its name: the library imports no package above it. Raises KvpsError
     if that is not installed."""
     try:

@@ -14,13 +14,16 @@ import numpy as np
 
 from kvps.actors.taking import Item, LearnerRollouts
 from kvps.arrays.dtypes import dtype_of
+from kvps.arrays.given import Given
 from kvps.arrays.inputs import one_number, state_of
-from kvps.arrays.layout import DTYPE, Array
+from kvps.arrays.items import KEPT, encode
+from kvps.arrays.layout import DTYPE
 from kvps.arrays.state_dict import pack, place
-from kvps.errors import InvalidSetting, JobStopped, KvpsError, LayoutMismatch, WrongOrder, not_to_be_pickled
+from kvps.errors import InvalidSetting, JobStopped, KvpsError, LayoutMismatch, WrongOrder, not_to_be_pickled, some_of
 from kvps.job import Job
 from kvps.protocol.scripts import Said
 from kvps.transport.difference_reader import DifferenceReader
+from kvps.transport.kept_state import kept_state
 from kvps.transport.weight_reader import PullRequest
 
 log = logging.getLogger("kvps.publish")
@@ -61,9 +64,9 @@ class Publisher:
     rollouts  the experience that actors have put
     """
 
-    def __init__(self, job: Job, dtypes: Mapping[str, str], given: Array, holder: Holder) -> None:
+    def __init__(self, job: Job, dtypes: Mapping[str, str], given: Given, holder: Holder) -> None:
         """`dtypes` are those of the learner's arrays, which may be published in shorter ones. `given` is where `holder`
-        finds the weights of the next version, (job.layout.size,) words."""
+        finds what the next version has."""
         self.job = job
         self.version = 0
         self._dtypes = dtypes
@@ -93,12 +96,21 @@ class Publisher:
             raise
         return self
 
-    def publish(self, model: Any, *, trained: Iterable[Item | str] = (), loss: Any = None, wait: bool = True) -> int:
+    def publish(
+        self,
+        model: Any,
+        *,
+        trained: Iterable[Item | str] = (),
+        loss: Any = None,
+        state: Mapping[str, Any] | None = None,
+        wait: bool = True,
+    ) -> int:
         """Commit the weights of `model` (a module, a state dict, or name -> array) as the next version, and return that
         version. Each watcher sees all of it, or none of it.
 
         `trained` are the items of experience that it was trained on, whole groups, or their ids: in the same step they
-        get their fate. If the version is not made, they are given back.
+        get their fate. If the version is not made, they are given back. `state`, name -> array, number, text or bytes,
+        is kept with the version: the learner's float32 weights, moments, random state. `load` brings it back.
 
         With ``wait=False`` the call returns once the weights are copied in memory, with the number that the version
         will have. The next call, or the end, waits for this one, and raises what it raises. `loss` is one finite
@@ -111,12 +123,14 @@ class Publisher:
         if number is not None and not math.isfinite(number):
             raise InvalidSetting(f"loss must be a finite number, not {number}: leave it out where there is none")
         self.wait()
-        state = state_of(model)
-        for name, array in state.items():
+        arrays = state_of(model)
+        for name, array in arrays.items():
             if (now := dtype_of(array, name).name) != self._dtypes.get(name, now):
                 raise LayoutMismatch(f"array {name!r} is {now} now, and was {self._dtypes[name]}: convert it")
         lots = self.rollouts.lots_of(trained)
-        pack(self.job.layout, state, self._given)
+        kept = b"" if state is None else _encoded(state)
+        pack(self.job.layout, arrays, self._given.flat)
+        self._given.state = kept
         self.rollouts.plan(lots)
         self._lots = lots
         self._under_way = self._thread.submit(self._holder.commit, Said(number, secrets.token_hex(8), lots))
@@ -155,15 +169,29 @@ class Publisher:
         self.wait()
         return there
 
-    def load(self, model: Any) -> int:
+    def load(self, model: Any, state: dict[str, Any] | None = None) -> int:
         """Bring `model` (a module, a state dict, or name -> array) to the newest version, in place, and return that
-        version. Raises LayoutMismatch; then nothing is changed."""
+        version. A dict `state` gets what was kept with it, instead of what it has: name -> array (read-only), number,
+        text or bytes; nothing if none was. Raises LayoutMismatch, CorruptData; then nothing is changed."""
         self.wait()
         flat, reader = np.zeros(self.job.layout.size, DTYPE), self.job.access.reader
         request = PullRequest(reader.round_state(), 0, reader.round_state, flat)
-        version = DifferenceReader(self.job.access, reader).read(request).version
+        weights = DifferenceReader(self.job.access, reader).read(request)
+        kept = kept_state(self.job.access, weights.names[0])
         place(self.job.layout, flat, model)
-        return version
+        if state is not None:
+            state.clear()
+            state |= kept
+        shorter = [p.name for p in self.job.layout.parameters if self._dtypes[p.name] != p.stored_as.name]
+        if shorter and not (state and kept) and weights.version:
+            log.warning(
+                "job %s: version %d has %s in fewer bits than this model, and what was rounded off is lost: "
+                "publish(state=...) keeps it, and load(state=...) brings it back",
+                self.job.name,
+                weights.version,
+                some_of(shorter),
+            )
+        return weights.version
 
     def close(self, finish: bool = False) -> None:
         """Give the job up, so that another learner may go on with it; with `finish` it is finished, and actors see
@@ -193,3 +221,11 @@ class Publisher:
         except (KvpsError, SystemExit) as failed:  # the error of the block is the one to see
             log.warning("job %s: %s", self.job.name, failed)
         return False
+
+
+def _encoded(state: Mapping[str, Any]) -> bytes:
+    """Return the state that is kept with a version as bytes. Raises InvalidSetting."""
+    try:
+        return b"".join(encode(state, [], KEPT).parts)
+    except InvalidSetting as error:
+        raise InvalidSetting(f"state: {error}") from None

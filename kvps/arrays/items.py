@@ -33,10 +33,22 @@ Spans = list[tuple[int, int]]
 
 MOST_BYTES = 64 << 20
 """The most bytes of an item, with its header."""
-MOST_NAMES, LONGEST_NAME = 256, 128
+
+
+class Limits(NamedTuple):
+    """The most bytes, names, and bytes of the header."""
+
+    nbytes: int
+    names: int
+    header: int
+
+
+LONGEST_NAME = 128
 MOST_SPANS = 1_024
 _MOST_AXES = 32  # all versions of NumPy have as many
-_LONGEST_HEADER = 256 << 10  # Python needs some 30 times as much for what a hostile header says
+ITEM = Limits(MOST_BYTES, 256, 256 << 10)  # Python needs some 30 times as much for what a hostile header says
+KEPT = Limits(1 << 40, 1 << 16, 32 << 20)
+"""Of the state that a learner keeps with its versions."""
 _FIRST, _EACH = 64, 16
 _COPIED = 4_096  # a smaller value is copied beside its neighbours: a part costs more than its bytes
 _NUMBERS = {"int": struct.Struct("<q"), "float": struct.Struct("<d"), "bool": struct.Struct("<B")}
@@ -93,24 +105,24 @@ class _Value(NamedTuple):
         return {"name": name, "kind": self.kind} | ({} if self.kind in _NUMBERS else {"nbytes": self.nbytes})
 
 
-def encode(item: Mapping[str, Any], spans: Sequence[tuple[int, int]]) -> Encoded:
+def encode(item: Mapping[str, Any], spans: Sequence[tuple[int, int]], most: Limits = ITEM) -> Encoded:
     """Return an item as bytes.
 
     item   name -> array of NumPy, PyTorch or JAX, on any device, of a dtype of `kvps.arrays.dtypes.DTYPES` and of any
            shape; or bytes, text, or a number: of Python, or a scalar of NumPy, which comes back as Python's
     spans  (position, version): from this position on, this version made the item; positions rise
 
-    Raises InvalidSetting for anything else, which names what is wrong, and for an item of more than `MOST_BYTES`.
+    Raises InvalidSetting for anything else, which names what is wrong, and for an item of more than `most`.
     """
-    prepared = {name: _prepared(name, value) for name, value in _named(item).items()}
+    prepared = {name: _prepared(name, value) for name, value in _named(item, most.names).items()}
     described = {name: value for name, (value, _) in prepared.items()}
-    head = _head(described, _checked_spans(spans))
+    head = _head(described, _checked_spans(spans), most.header)
     nbytes = _ends(described.values(), len(head))[-1]
-    if nbytes > MOST_BYTES:
+    if nbytes > most.nbytes:
         largest = max(described, key=lambda name: described[name].nbytes)
         raise InvalidSetting(
             f"the item has {bytes_text(nbytes)}, of which {largest!r} has {bytes_text(described[largest].nbytes)}, and "
-            f"an item has at most {bytes_text(MOST_BYTES)}: split it into several, or put smaller dtypes"
+            f"an item has at most {bytes_text(most.nbytes)}: split it into several, or put smaller dtypes"
         )
     parts, small, place = list[memoryview](), bytearray(head), len(head)
     for name, (value, source) in prepared.items():
@@ -127,7 +139,7 @@ def encode(item: Mapping[str, Any], spans: Sequence[tuple[int, int]]) -> Encoded
     return Encoded(form_of({name: each.form for name, each in described.items()}), parts, nbytes)
 
 
-def decode(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], Spans]:
+def decode(data: bytes | bytearray | memoryview, most: Limits = ITEM) -> tuple[dict[str, Any], Spans]:
     """Return the item and the spans that `encode` was given.
 
     Arrays are read-only views of NumPy into `data`, of the dtype and shape that they had; those of bfloat16 and float8
@@ -136,17 +148,17 @@ def decode(data: bytes | bytearray | memoryview) -> tuple[dict[str, Any], Spans]
     for text and bytes: up to 4 bytes a character.
     """
     memory = np.frombuffer(memoryview(data).toreadonly(), np.uint8) if len(data) else np.empty(0, np.uint8)
-    whole(memory.size, "the item: its bytes", 4, MOST_BYTES)
-    longest = min(_LONGEST_HEADER, memory.size - 4)
+    whole(memory.size, "the item: its bytes", 4, most.nbytes)
+    longest = min(most.header, memory.size - 4)
     length = whole(int.from_bytes(memory[:4].tobytes(), "little"), "the item: the length of its header", 0, longest)
     try:
         header = memory[4 : 4 + length].tobytes().decode()
     except UnicodeDecodeError:
         raise CorruptData("the item: its header is no UTF-8: another program wrote it, or it is damaged") from None
-    f = Fields.of_json(header, "the item", _LONGEST_HEADER, 4)
+    f = Fields.of_json(header, "the item", most.header, 4)
     values = dict[str, _Value]()
-    for each in f.sequence("values", MOST_NAMES):
-        name, value = _of_entry(Fields(each, "the item: a value"))
+    for each in f.sequence("values", most.names):
+        name, value = _of_entry(Fields(each, "the item: a value"), most.nbytes)
         if name in values:
             raise CorruptData(f"the item has {name!r} twice: another program wrote it")
         values[name] = value
@@ -181,18 +193,18 @@ def _ends(values: Iterable[_Value], first: int) -> list[int]:
     return out
 
 
-def _head(described: Mapping[str, _Value], spans: Spans) -> bytes:
+def _head(described: Mapping[str, _Value], spans: Spans, most: int) -> bytes:
     """Return the bytes before the first value. Raises InvalidSetting for too many of them."""
     entries = [value.entry(name) for name, value in described.items()]
     header = json.dumps({"values": entries, "spans": spans}, separators=(",", ":"), ensure_ascii=False).encode()
-    if len(header) > _LONGEST_HEADER:
+    if len(header) > most:
         longest = max(described, key=lambda name: len(name.encode()))
         raise InvalidSetting(f"the item's names are too long, as {longest!r}: give shorter ones, or fewer")
     head = len(header).to_bytes(4, "little") + header
     return head + bytes(-len(head) % _FIRST)
 
 
-def _named(item: Any) -> dict[str, Any]:
+def _named(item: Any, most: int) -> dict[str, Any]:
     """Return name -> value. Raises InvalidSetting unless the item may have these names."""
     if not isinstance(item, Mapping):
         raise InvalidSetting(
@@ -200,10 +212,8 @@ def _named(item: Any) -> dict[str, Any]:
             "value a name, as in {'tokens': array}"
         )
     out = dict(item)
-    if not 1 <= len(out) <= MOST_NAMES:
-        raise InvalidSetting(
-            f"an item must have 1 to {MOST_NAMES} names, not {len(out)}: stack what is alike in one array"
-        )
+    if not 1 <= len(out) <= most:
+        raise InvalidSetting(f"an item must have 1 to {most} names, not {len(out)}: stack what is alike in one array")
     for name in out:
         if not isinstance(name, str) or not 1 <= len(name) <= LONGEST_NAME or not name.isprintable():
             raise InvalidSetting(
@@ -300,7 +310,7 @@ def _memory(name: str, value: Any, described: _Value) -> memoryview:
     return view(memory)
 
 
-def _of_entry(entry: Fields) -> tuple[str, _Value]:
+def _of_entry(entry: Fields, most: int) -> tuple[str, _Value]:
     """Return the name and the value that an entry of the header describes."""
     name = entry.text("name", LONGEST_NAME)
     if not name:
@@ -309,12 +319,12 @@ def _of_entry(entry: Fields) -> tuple[str, _Value]:
     if kind in _NUMBERS:
         return name, _Value(kind, _NUMBERS[kind].size)
     if kind != "array":
-        return name, _Value(kind, entry.whole("nbytes", 0, MOST_BYTES))
+        return name, _Value(kind, entry.whole("nbytes", 0, most))
     dtype = DTYPES[entry.one_of("dtype", tuple(DTYPES))]
     where = f"the item: the shape of {name!r}"
     shape = tuple(whole(n, where) for n in entry.sequence("shape", _MOST_AXES))
     whole(math.prod(n or 1 for n in shape), where)  # NumPy makes no array of more, even of one without items
-    return name, _Value(kind, whole(math.prod(shape) * dtype.itemsize, where, 0, MOST_BYTES), dtype, shape)
+    return name, _Value(kind, whole(math.prod(shape) * dtype.itemsize, where, 0, most), dtype, shape)
 
 
 def _decoded(name: str, value: _Value, memory: NDArray[np.uint8]) -> Any:

@@ -24,7 +24,7 @@ from kvps.arrays.layout import DTYPE, Array, Layout
 from kvps.arrays.number_ranges import counts_as_text, counts_in
 from kvps.config import JobConfig
 from kvps.errors import CorruptData, counted
-from kvps.history.experience import Experience
+from kvps.history.experience import Experience, mark_of
 from kvps.history.tensor_file import SUFFIX, TensorFile, check_tensors, write_tensors
 from kvps.machine.files import regular
 from kvps.optim.custom import MOST_SLOTS
@@ -33,6 +33,7 @@ from kvps.protocol.job_state import Begin, Member, State
 from kvps.protocol.plan import set_lr
 from kvps.protocol.run_control import RunControl
 from kvps.protocol.worker_states import MOST_BYTES, committed
+from kvps.transport.kept_state import state_bytes
 from kvps.transport.opening import OpenedJob
 
 _FORMAT = "2"
@@ -46,9 +47,10 @@ class Checkpoint:
 
     `clock`, `skip`, `workers` and `units` are the job's hashes of these names when the version was the newest, and `lr`
     is the learning rate that was set then; None for the optimizer's own. `states` has the state of each worker, behind
-    the contribution with which it came. `experience` has the items that waited for a learner then. `skipped` is in how
-    many versions each parameter was left out, by its number in the layout. `run` says whether somebody has stopped the
-    job (`Job.stop`), and with which round it ends; one that was paused or `suspended` goes on."""
+    the contribution with which it came. `experience` has the items that waited for a learner then, `kept` the state
+    that it kept with the version. `skipped` is in how many versions each parameter was left out, by its number in the
+    layout. `run` says whether somebody has stopped the job (`Job.stop`), and with which round it ends; one that was
+    paused or `suspended` goes on."""
 
     job: str
     id: str
@@ -69,6 +71,7 @@ class Checkpoint:
     states: Mapping[str, str] = field(default_factory=dict, repr=False)
     suspended: bool = False
     experience: Experience = field(default_factory=Experience, repr=False)
+    kept: bytes = field(default=b"", repr=False)
 
     @classmethod
     def of(cls, access: OpenedJob, state: State) -> Checkpoint:
@@ -94,6 +97,7 @@ class Checkpoint:
             states=committed(state.states),
             suspended=state.run.state == "suspended",
             experience=Experience.of(access, state),
+            kept=state_bytes(access, state.names[0]) if access.config.metadata.publishes else b"",
         )
 
     @property
@@ -136,6 +140,8 @@ class Checkpoint:
         for slot, array in self.slots.items():
             named = self.layout.views(array).items()
             tensors |= {_state_name(self.layout, slot, name): values for name, values in named}
+        if self.kept:
+            tensors[f"{mark_of(self.layout)}kept"] = np.frombuffer(self.kept, np.uint8)
         return tensors | self.experience.tensors(self.layout)
 
     def _metadata(self) -> dict[str, str]:
@@ -160,6 +166,7 @@ class Checkpoint:
             **({} if self.lr is None else {"lr": repr(self.lr)}),
             **({"suspended": "1"} if self.suspended else {}),
             **self.experience.metadata(),
+            **({"kept": "1"} if self.kept else {}),
         }
 
     @classmethod
@@ -207,6 +214,7 @@ class Checkpoint:
                     states=f.json_fields("states").scalars(2 * MOST_BYTES) if "states" in f else {},
                     suspended="suspended" in f,
                     experience=Experience.load(file, layout),
+                    kept=file.array(f"{mark_of(layout)}kept").tobytes() if "kept" in f else b"",
                 )
         except OSError as error:
             raise CorruptData(f"{path} cannot be read as a checkpoint ({error}): use a newer kvps") from None

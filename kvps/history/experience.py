@@ -70,7 +70,7 @@ class Experience:
 
     def tensors(self, layout: Layout) -> dict[str, NDArray[Any]]:
         """Return the items as tensors of a file that has also those of a layout."""
-        mark = _mark(layout)
+        mark = mark_of(layout)
         return {f"{mark}{number}": value for number, value in enumerate(self.values.values())}
 
     def metadata(self) -> dict[str, str]:
@@ -90,7 +90,7 @@ class Experience:
         counters, records, lots = ({str(k): str(v) for k, v in part.items()} for part in parts)
         if len(records) > MOST_ITEMS or {id for lot in lots.values() for id in lot.split()[2:]} != set(records):
             raise CorruptData("experience has other items than its lots: another program wrote it")
-        values, mark = {}, _mark(layout)
+        values, mark = {}, mark_of(layout)
         for number, (id, text) in enumerate(records.items()):
             values[id] = file.array(f"{mark}{number}")
             if values[id].shape != (Record.of(text, id).nbytes,) or values[id].dtype != np.uint8:
@@ -100,8 +100,8 @@ class Experience:
         return found
 
 
-def _mark(layout: Layout) -> str:
-    """Return what the names of items' tensors begin with: no parameter has such a name."""
+def mark_of(layout: Layout) -> str:
+    """Return what the names of tensors begin with that are no parameters."""
     mark = "experience/"
     while any(p.name.startswith(mark) for p in layout.parameters):
         mark = f"_{mark}"

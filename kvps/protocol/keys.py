@@ -166,6 +166,7 @@ are in the same half of all slots, and so on one of two masters.
                                                                    format; or the difference to their view
     kvps:{job/id/shard/}:opt.<slot>:<name>:<chunk>  string  aggregator  optimizer state; in some versions the
                                                                    view of workers, as slot view
+    kvps:{job/id/shard/}:s:<name>:<chunk>   string  learner             the state that it keeps with a version
     kvps:{job/id/shard/}:m:<name>           string  aggregator          JSON manifest, staged last
     kvps:{job/id/shard/}:never              -       nobody              nothing, ever
     kvps:{job/id/shard/}:reserve:<part>     string  aggregator          zeros, as large as a version: deleted when a
@@ -376,6 +377,10 @@ class JobKeys:
         """Return the keys of a lossless difference to the version of this name, with the piece that each has."""
         starts = range(0, len(sent), CHUNK_BYTES)
         return [(self.pulled(shard, name, number), sent[i : i + CHUNK_BYTES]) for number, i in enumerate(starts)]
+
+    def kept_state(self, name: str, nbytes: int) -> list[str]:
+        """Return the keys of so many bytes of the state that a learner has kept with a version."""
+        return [self._bytes(0, f"s:{name}:{number}") for number in range(-(-nbytes // CHUNK_BYTES))]
 
     def state(self, shard: int, slot: str, name: str, chunk: int) -> str:
         return self._bytes(shard, f"opt.{slot}:{name}:{chunk}")

@@ -158,3 +158,34 @@ def test_another_model_is_refused_after_a_restore(store: Store, tmp_path: Path) 
     untied["head"] = untied["head"].copy()
     with pytest.raises(kvps.LayoutMismatch):
         store.publisher("again", untied)
+
+
+def test_the_state_of_a_version_is_kept_with_it(store: Store, tmp_path: Path) -> None:
+    big, small = np.arange(400_000, dtype=np.float64), np.full(4, 1.00390625, np.float32)  # not a bfloat16
+    with store.publisher("policy", {"x": small}, dtype="bf16", checkpoints=tmp_path, checkpoint_every=2) as policy:
+        for version in (1, 2, 3):
+            state = {"master": small * version, "m": big + version, "step": version, "rng": b"\0\1"}
+            assert policy.publish({"x": small * version}, state=state, wait=False) == version
+        mine, found = {"x": small.copy()}, {"old": 1}
+        assert policy.load(mine, state=found) == 3
+        assert list(found) == ["master", "m", "step", "rng"]
+        assert found["m"].tobytes() == (big + 3).tobytes()
+        assert (found["step"], found["rng"]) == (3, b"\0\1")
+        assert np.array_equal(found["master"], small * 3)
+        assert not np.array_equal(mine["x"], small * 3)
+        with pytest.raises(kvps.InvalidSetting, match="^state: "):
+            policy.publish(mine, state={"nested": {}})
+    store.remove_job("policy")
+    with store.publisher("policy", {"x": small}, dtype="bf16", checkpoints=tmp_path, resume=True) as policy:
+        assert policy.load(mine, state=found) == 3
+        assert np.array_equal(found["master"], small * 3)
+        assert policy.publish(mine) == 4
+        assert policy.load(mine, state=found) == 4
+        assert found == {}
+
+
+def test_what_is_lost_without_it_is_said(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    with store.publisher("policy", {"x": np.full(4, 1.5, np.float32)}, dtype="bf16") as policy:
+        policy.publish({"x": np.full(4, 1.00390625, np.float32)})
+        policy.load({"x": np.zeros(4, np.float32)})
+    assert "version 1 has x in fewer bits than this model, and what was rounded off is lost" in caplog.text

@@ -34,16 +34,15 @@ def _put(store: Store, name: str, number: int, unit: int | None = None) -> str:
 
 
 def test_what_waits_and_what_is_taken_goes_on_with_the_weights(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), store.publisher("policy", _weights(0), rollouts=PROMPTS) as policy:
-        for number in range(2):
-            _put(store, "a", number, 0)
-        (first, _) = policy.rollouts.take(groups=1)
-        assert policy.publish(_weights(1), trained=policy.rollouts._lots[str(first.unit)]) == 1
-        taken, partial = [_put(store, "a", number, 1) for number in (2, 3)], _put(store, "b", 4, 2)
-        assert [item.id for item in policy.rollouts.take(groups=1)] == taken
-        path = tmp_path / (made := policy.job.checkpoint()).filename
-        made.write(path)
-        raise RuntimeError
+    policy = store.publisher("policy", _weights(0), rollouts=PROMPTS)
+    for number in range(2):
+        _put(store, "a", number, 0)
+    assert policy.publish(_weights(1), trained=policy.rollouts.take(groups=1)) == 1
+    taken, partial = [_put(store, "a", number, 1) for number in (2, 3)], _put(store, "b", 4, 2)
+    assert [item.id for item in policy.rollouts.take(groups=1)] == taken
+    path = tmp_path / (made := policy.job.checkpoint()).filename
+    made.write(path)
+    policy.close()
     assert np.array_equal(load_file(path)["experience/0"], _weights(1)["experience/0"]), "names of weights are theirs"
     store.remove_job("policy")
 
@@ -79,7 +78,8 @@ def test_a_learner_writes_them_while_it_publishes(store: Store, tmp_path: Path) 
             policy.rollouts.reject(policy.rollouts.take(1), "enough")
             assert batch[0].id == ids[0]
     found = newest(tmp_path, "policy")
-    assert found and (found.checkpoint.version, found.checkpoint.experience.records) == (12, {})
+    assert found
+    assert (found.checkpoint.version, found.checkpoint.experience.records) == (12, {})
     for path in tmp_path.glob("*.safetensors"):
         Checkpoint.load(path)  # each is whole
 

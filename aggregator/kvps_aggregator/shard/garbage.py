@@ -26,7 +26,7 @@ _OF_WORKER = re.compile(
     re.ASCII,
 )
 _OF_VERSION = re.compile(
-    rf"([wpm]|opt\.[A-Za-z0-9]{{1,32}}):(?P<name>{STAGED_NAME[0].pattern})(:[0-9]{{1,16}})?", re.ASCII
+    rf"([wpms]|opt\.[A-Za-z0-9]{{1,32}}):(?P<name>{STAGED_NAME[0].pattern})(:[0-9]{{1,16}})?", re.ASCII
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from kvps.arrays.digest import Buffers
@@ -16,8 +17,10 @@ from kvps.protocol.plan import Contribution, Plan
 from kvps_aggregator.shard.difference_storage import DifferenceStorage
 from kvps_aggregator.shard.fetch import EagerFetch
 from kvps_aggregator.shard.lifecycle import Reserve, Versions
+from kvps_aggregator.shard.state_storage import StateStorage
 from kvps_aggregator.shard.storage import Storage
 from kvps_aggregator.shard.view_storage import ViewStorage
+from kvps_aggregator.step.given_arrays import GivenArrays
 from kvps_aggregator.step.shard_arrays import ShardArrays
 
 _FEW_KEYS = 16  # of a small model; to delete them takes a tenth of the time of its round
@@ -35,6 +38,7 @@ class RedisStorage(Storage):
         self._view = ViewStorage(job, number, term, arrays) if VIEW in arrays.slots else None
         published = job.config.metadata.publishes
         self._differences = DifferenceStorage(job, number, term, arrays) if published else None
+        self._kept = StateStorage(job, arrays.given) if isinstance(arrays, GivenArrays) and not number else None
         self._whats = ("w", *job.config.optimizer.slots)
         gradient_format = format_of(job.config.gradient_format)
         sizes = [gradient_format.nbytes(chunk.stop - chunk.start) for chunk in arrays.chunks]
@@ -56,7 +60,7 @@ class RedisStorage(Storage):
 
     def about(self) -> dict[str, Any]:
         if self._differences:
-            return {"differences": self._differences.about}
+            return {"differences": self._differences.about, **(self._kept.about if self._kept else {})}
         return {VIEW: self._view.begins} if self._view else {}
 
     def live_names(self) -> set[str]:
@@ -74,7 +78,8 @@ class RedisStorage(Storage):
             yield self._job.access.keys.pulled(self._number, name, chunk.number), [shorter.data]
 
     def behind(self, name: str) -> Iterator[tuple[str, Buffers]]:
-        return self._differences.items(name) if self._differences else iter(())
+        beside = self._differences.items(name) if self._differences else iter(())
+        return chain(beside, self._kept.items(name) if self._kept else ())
 
     def present(self) -> Iterator[tuple[str, Buffers]]:
         name, arrays = self._versions.names[self._version], self._arrays
@@ -136,6 +141,8 @@ class RedisStorage(Storage):
 
     def _discard_version(self, name: str, reuses: bool = False) -> None:
         self._dead.discard([self._job.access.keys.manifest(self._number, name)])
+        if self._kept:
+            self._dead.discard(self._kept.drop(name))
         keys = self._version_keys(name)
         if reuses:
             self._dead.reuse(keys, self._version_keys(self._next_name))

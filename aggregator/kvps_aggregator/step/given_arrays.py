@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from kvps.arrays.given import Given
 from kvps.arrays.layout import Array, Layout
 from kvps.arrays.pieces import Chunk
 from kvps.config import JobConfig
@@ -14,12 +15,13 @@ from kvps_aggregator.step.shard_arrays import ShardArrays
 
 
 class GivenArrays(ShardArrays):
-    """Shard `number` of such a job. The next version is this shard's part of `given`, (layout.size,) words, which does
-    not change while a version is made."""
+    """Shard `number` of such a job. The next version is this shard's part of `given`, which does not change while a
+    version is made."""
 
-    def __init__(self, config: JobConfig, layout: Layout, number: int, given: Array) -> None:
+    def __init__(self, config: JobConfig, layout: Layout, number: int, given: Given) -> None:
         super().__init__(config, layout, number)
-        self.next_weights = given[self.low : self.high]
+        self.given = given
+        self.next_weights = given.flat[self.low : self.high]
 
     def step(
         self, plan: Plan, chunk: Chunk, gradients: Iterable[Array], reduced: Callable[[float], None] | None = None
