@@ -155,8 +155,8 @@ class LearnerRollouts:
             if term == self._term and not self._unsure:
                 return
             number = self._number + 1 if term == self._term else 1
-            kept = self._scripts.claim(term, number, list(self._lots))
-            if gone := len(self._lots) - len(kept):
+            kept = self._scripts.claim(term, number, [" ".join((lot, *ids)) for lot, ids in self._lots.items()])
+            if gone := len({*self._lots} - self._planned - {*kept}):
                 log.warning("job %s: %s that was taken is gone, or waits again", self._job.name, counted(gone, "lot"))
             self._lots = {lot: self._lots[lot] for lot in kept if lot in self._lots}
             self._planned &= set(self._lots)

@@ -88,8 +88,9 @@ are in the same half of all slots, and so on one of two masters.
                                                                        taken) or "free"; here are those that an actor
                                                                        has
     kvps:{job}:rollouts                    hash    claim, take, put,   the experience of a published job: claimed (the
-                                                   offer, settle,      term that takes items), number and took (its last
-                                                   ready, enter.lua    call and what that took), batch; bytes of all
+                                                   offer, settle,      term that takes items), number, call, took (its
+                                                   ready, enter.lua    last call, of which kind, and what that took),
+                                                                       batch, full (an offer had no room); bytes of all
                                                                        items, offers and offered_bytes that are out;
                                                                        form of an item; orders, entered: counters;
                                                                        trained, stale, rejected: items with that fate

@@ -117,7 +117,8 @@ class RolloutScripts:
     # -- of the learner ---------------------------------------------------------------------------------------
 
     def claim(self, term: str, number: int, lots: Sequence[str]) -> list[str]:
-        """Make `term` the one that takes items, and return which of these `lots` it keeps: the others waits again.
+        """Make `term` the one that takes items, and return which of these `lots` it keeps, each given as
+        its name and the ids of its items: the others wait again.
         Raises LeaseLost."""
         return self._numbered("claim", term, number, lots=lots)
 

@@ -57,7 +57,8 @@ Then = Callable[[str, tuple[Any, ...], State], State]
 @dataclass(frozen=True)
 class Rollouts:
     """A run at small bounds. Without prompts each actor makes `makes` items, and a lot is one item. The learner takes
-    at most `takes` lots at once; if it `insists`, it publishes none but that many, as long as more may come."""
+    at most `takes` lots at once, by calls that wait for `least`; if it `insists`, it publishes none but that many, as
+    long as more may come."""
 
     faults: Faults = NO_FAULTS
     without: frozenset[str] = frozenset()
@@ -69,17 +70,19 @@ class Rollouts:
     staleness: int = 0
     again: bool = True
     takes: int = 1
+    least: int = 1
     insists: bool = False
     makes: int = 1
 
     @cached_property
     def scripts(self) -> Scripts:
-        return Scripts(self.without, self.prompts, self.group, self.capacity, self.staleness, self.again)
+        sizes = (self.prompts, self.group, self.capacity, self.staleness)
+        return Scripts(self.without, *sizes, self.again, names=self.staleness + 2)
 
     def start(self) -> State:
         none = (None,) * self.actors
         return State(
-            *((Made(0, 0, ()),), None, None, 0, Taken(0, 0, ()), none, (0,) * self.actors, frozenset(), frozenset()),
+            *((Made(0, 0, ()),), None, None, 0, 0, Taken(0, 0, ()), none, (0,) * self.actors, frozenset(), frozenset()),
             *((), 1, frozenset(), frozenset(), 0),
             *(0, None, (Learner(OUT),) * self.learners, tuple(Actor(OUT, a + 1) for a in range(self.actors))),
             *(None, 0, self.actors, frozenset(), self.faults),
@@ -139,21 +142,25 @@ class Rollouts:
         answer, value, t = self.scripts.call(s, c)
         if t == s or t.wrong:
             return answer, value, t
-        wrong = ""
+        wrong, back = "", s
+        if (c.script, answer) == ("put", "STALE"):
+            back = s._replace(offers=s.offers - {(c.who, c.inc, c.seq)})
         if c.script in ("prompt", "offer", "put") and not s.present(c):
             wrong = "an incarnation that has ended does something"
         elif c.term and c.term != s.term:
             wrong = f"a deposed learner's {c.script} does something"
         elif s.history != s.life:
             wrong = "something is done before anybody has seen the restart"
-        elif answer in REFUSED:
+        elif answer in REFUSED and t != back:
             wrong = "a call that is refused writes something"
         elif c.script == "enter" and (before := s.incs[c.who]) and before.nonce == c.nonce:
             wrong = "an incarnation is entered twice"
         elif c.script == "take" and any(self.scripts.stale(s, (i,)) for i in s.items if i.id in value):
             wrong = "a lot is taken that is too stale"
-        elif c.script == "settle" and set(c.ids) - {i.id for i in s.items if i.taken == c.term}:
+        elif c.script == "settle" and set(c.ids) - {i.id for i in s.items if i.taken and s.claimed == c.term}:
             wrong = "what is settled is not taken"
+        elif answer == "FLIPPED" and s.plan and s.plan.ids and s.claimed != c.term:
+            wrong = "a version is trained on what an earlier term has taken"
         return answer, value, t._replace(wrong=wrong) if wrong else t
 
     # -- actors -----------------------------------------------------------------------------------------------
@@ -218,6 +225,8 @@ class Rollouts:
             yield from self._calls(t, who, Call("quit", a, p.inc), self._then(told, a, {"OK": gone}), done)
         if not self.prompts and not done:
             yield Move(f"{who} generates on {newest.base}", self._having(s, a, newest))
+            if p.base != newest.base and (t := s.spending("lags")):
+                yield Move(f"{who} generates on {p.base}", self._having(t, a, newest._replace(base=p.base)), sure=False)
         if not self.prompts:
             return
 
@@ -236,16 +245,19 @@ class Rollouts:
     def _puts(self, s: State, a: int, p: Actor, told: Any) -> Iterator[Move]:
         call = Call("put", a, p.inc, p.seq, p.prompt, p.base, p.nonce)
         after = p._replace(does=ASK, seq=p.seq + 1)
-        then = self._then(told, a, {"OK": after, "CLOSED": after})
+        then = self._then(told, a, {"OK": after, "CLOSED": after, "STALE": after})
 
         def accepted(answer: str, value: tuple[Any, ...], t: State) -> State:
             t = t._replace(told=t.told | {(a, p.inc, p.seq)}) if answer == "OK" else t
             if answer == "BASE" and p.base not in s.versions:  # it was made on a version that is lost
                 return self._having(t, a, after._replace(base=(0, 0)))
-            if answer == "CLOSED" and (a, p.inc, p.seq) in {*t.fates(), *(i.id for i in t.items)}:
+            late = answer in ("CLOSED", "STALE")
+            if late and (a, p.inc, p.seq) in {*t.fates(), *(i.id for i in t.items)}:
                 t = t._replace(wrong="an actor is told that an accepted item came too late")
-            if answer == "CLOSED" and (a, p.inc, p.seq) in t.offers:
+            if late and (a, p.inc, p.seq) in t.offers:
                 t = t._replace(wrong="room is reserved for what is not to come")
+            if answer == "STALE" and s.version - p.base[0] <= self.staleness:
+                t = t._replace(wrong="an item is refused that is not too stale")
             return then(answer, value, t)
 
         yield from self._calls(s, f"a{a}.{p.inc}", call, accepted)
@@ -254,21 +266,27 @@ class Rollouts:
 
     def _learner(self, s: State, n: int, p: Learner) -> Iterator[Move]:
         """One step of a learner's process."""
+        if p.does != OUT and s.lease == n and (t := s.spending("lapses")):
+            yield Move(f"l{n} finds that its lease has expired", self._out(t._replace(lease=None), n, p), sure=False)
         if p.does == OUT:
             held = s.lease not in (n, None)
             t = s.spending("takeovers") if held else s
             if t and s.history == s.life and not self.over(s):
-                t = self.scripts.acquire(t, n)
-                yield Move(f"l{n} takes term {t.term}", self._with(t, n, Learner(CLAIM, t.term)), sure=not held)
+                t, mine = self.scripts.acquire(t, n), Learner(OUT) if held else p
+                after = mine._replace(does=CLAIM, term=t.term)
+                yield Move(f"l{n} takes term {t.term}", self._with(t, n, after), sure=not held)
+                if hasty := t.spending("hasty"):
+                    after = after._replace(does=WORK if p.held else TAKE, base=s.versions[-1], ids=(), call=0)
+                    yield Move(f"l{n} takes term {t.term}, and claims nothing", self._with(hasty, n, after), sure=False)
         elif p.does == CLAIM:
             yield from self._claims(s, n, p, self._dead(s))
         elif p.does == TAKE:
             if self._dead(s):
                 yield from self._claims(s, n, p, self._dead(s))
-            for a in range(self.actors):
-                if s.incs[a] and s.actors[a].does != GONE and (t := s.spending("evictions")):
-                    yield from self._claims(t, n, p, (a,), sure=False)
             yield from self._takes(s, n, p)
+        for a in range(self.actors) if p.does in (TAKE, WORK) else ():
+            if s.incs[a] and s.actors[a].does != GONE and (t := s.spending("evictions")):
+                yield from self._claims(t, n, p, (a,), sure=False)
         if p.does in (TAKE, WORK) and (t := s.spending("empties")):
             yield self._begins(t, n, p, (), sure=False)
         if p.does == WORK:
@@ -295,24 +313,42 @@ class Rollouts:
         def then(answer: str, _: tuple[Any, ...], t: State) -> State:
             if answer in go_on:
                 return self._with(t, n, go_on[answer])
-            if p.term == t.term and t.history == t.life and not p.unsure:
+            in_order = p.term == t.term and t.history == t.life and (p.does == CLAIM or p.term == t.claimed)
+            if in_order and not p.unsure:
                 t = t._replace(wrong=t.wrong or f"a learner in order is told {answer}")
-            return self._with(t, n, Learner(OUT)) if answer != "RESTARTED" else t
+            return self._out(t, n, p) if answer != "RESTARTED" else t
 
         return then
+
+    def _out(self, s: State, n: int, p: Learner) -> State:
+        """A learner needs a new term. If no other one has the lease, it keeps what it holds, and its publish."""
+        if s.lease not in (n, None):
+            return self._with(s, n, Learner(OUT))
+        return self._with(s, n, Learner(OUT, base=p.base, held=p.held, ids=p.ids if p.call else (), call=p.call))
 
     def _dead(self, s: State) -> tuple[int, ...]:
         """Actors that are silent since they were killed."""
         return tuple(a for a, p in enumerate(s.actors) if p.does == GONE and s.incs[a])
 
     def _claims(self, s: State, n: int, p: Learner, silent: tuple[int, ...], sure: bool = True) -> Iterator[Move]:
-        call = Call("claim", n, term=p.term, silent=silent)
-        loaded = p._replace(does=TAKE, base=s.versions[-1]) if p.does == CLAIM else p
-        yield from self._calls(s, f"l{n} sees {silent} silent", call, self._goes(n, p, {"OK": loaded}), sure)
+        first = p.does == CLAIM
+        call = Call("claim", n, term=p.term, number=p.number * first, ids=p.held * first, silent=silent)
+
+        def then(answer: str, kept: tuple[Any, ...], t: State) -> State:
+            after = p
+            if first:  # a publish goes on if nothing that it needs is gone; if it was done, there is a newer version
+                after = p._replace(does=WORK if kept else TAKE, base=t.versions[-1], held=kept, ids=(), call=0)
+                if p.call and set(p.ids) <= set(kept) and p.base == after.base:
+                    after = after._replace(does=PUBLISH, ids=p.ids, call=p.call)
+                after = after._replace(number=p.number + 1)
+            return self._goes(n, p, {"OK": after})(answer, kept, t)
+
+        yield from self._calls(s, f"l{n} sees {silent} silent", call, then, sure)
 
     def _takes(self, s: State, n: int, p: Learner) -> Iterator[Move]:
         held = len(self._lots(s, p.held))
-        call = Call("take", n, term=p.term, number=p.number, lots=self.takes - held)
+        least = max(self.least - held, 1)
+        call = Call("take", n, term=p.term, number=p.number, lots=self.takes - held, least=least)
 
         def then(answer: str, value: tuple[Any, ...], t: State) -> State:
             if set(value) & set(p.held):

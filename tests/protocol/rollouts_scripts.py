@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.publishing_scripts import put as at
-from protocol.rollouts_state import Call, Fate, Id, Incarnation, Item, Made, Plan, State, Taken, lots
+from protocol.rollouts_state import Call, Fate, Id, Incarnation, Item, Made, Name, Plan, State, Taken, lots
 
 MUTANTS = {
     "restart": "all scripts: also after a restart of the server, before somebody has called recover",
@@ -36,6 +36,12 @@ MUTANTS = {
     "put-repeat": "put: a repeat is a new item",
     "put-fate": "put: a repeat is a new item as soon as the first has had its fate",
     "put-base": "put: a base is a number, of whichever history",
+    "put-old": "put: a base that is older than all names that are kept is a base of another history",
+    "put-unknown": "put: a base whose name is not kept is believed",
+    "put-few": "put: the names of fewer versions are kept than an item may be old",
+    "put-old-first": "put: a base that is too old by now is refused also if the item was accepted before",
+    "put-old-offer": "put: an item whose base is too old keeps its room",
+    "put-old-repeat": "put: looks for the offer before it looks how old the base is",
     "put-prompt": "put: for any prompt",
     "put-closed": "put: an item that came too late for its prompt keeps its room",
     "put-whole": "put: who makes a lot whole goes on holding the prompt",
@@ -47,9 +53,18 @@ MUTANTS = {
     "prompt-closed": "prompt: hands out also prompts that are closed",
     "claim-term": "claim: of any term",
     "claim-back": "claim: what an earlier term has taken stays taken",
+    "claim-own": "claim: what this term has taken itself waits again",
+    "claim-keeps": "claim: also what is named waits again",
+    "claim-there": "claim: says that all is kept that is named",
+    "claim-whole": "claim: keeps also a part of a lot",
+    "claim-repeat": "claim: a repeat looks again what is there",
+    "claim-past": "claim: a late copy takes again what was given back since",
     "claim-accepted": "claim: an actor that is evicted loses its accepted items",
     "claim-evicts": "claim: silent actors stay",
     "take-term": "take: of any term",
+    "take-claimed": "take: of a term that has not claimed",
+    "take-full": "take: waits for more lots though they have no room",
+    "take-last": "take: waits for more lots though none are to come",
     "take-stale": "take: too stale lots stay and are taken",
     "take-fresh": "take: drops also what is as stale as it may be",
     "take-part": "take: also lots that are not whole",
@@ -62,6 +77,7 @@ MUTANTS = {
     "drop-part": "take: lots that are not whole are never too stale",
     "drop-log": "take: drops without an entry of the log",
     "settle-term": "settle: of any term",
+    "settle-claimed": "settle: of a term that has not claimed",
     "settle-taken": "settle: also what is not taken",
     "settle-whole": "settle: also a part of a lot",
     "settle-repeat": "settle: a repeat finds nothing to settle",
@@ -69,11 +85,14 @@ MUTANTS = {
     "settle-planned": "settle: also what the open plan names",
     "settle-closes": "settle: the prompt of a rejected lot stays open",
     "publish-term": "publish: of any term",
+    "publish-claimed": "publish: with items, of a term that has not claimed",
+    "publish-anew": "publish: a plan that an earlier term of the same call has opened stays as it is",
     "publish-taken": "publish: also what this term has not taken",
     "publish-whole": "publish: also a part of a lot",
     "publish-stale": "publish: whatever has become too stale since it was taken",
     "publish-first": "publish: opens the plan before it checks the items",
     "ready-term": "ready: of any term",
+    "ready-claimed": "ready: of a plan with items, by a term that has not claimed",
     "ready-taken": "ready: also if the plan's items are no longer taken",
     "ready-fates": "ready: makes the version, but its items stay",
     "ready-closes": "ready: makes the version, but its prompts stay open",
@@ -94,6 +113,7 @@ class Scripts:
     capacity: int
     staleness: int
     again: bool
+    names: int  # of how many versions the names are kept
 
     def has(self, check: str) -> bool:
         return check not in self.without
@@ -185,22 +205,38 @@ class Scripts:
         if not present and self.has("put-inc"):
             return "EVICTED", (), s
         name = (c.who, c.inc, c.seq)
+        t = s._replace(offers=s.offers - {name})
+        names = s.versions[-(self.names if self.has("put-few") else self.staleness) :]
+        old = c.base[0] < names[0][0] and self.has("put-old")
+        if old and not self.has("put-old-first"):
+            return "STALE", (), t
         known = self.has("put-fate") or any(i.id == name for i in s.items)
         if present and c.seq <= present.last and known and self.has("put-repeat"):
             return "OK", (), s
         if self.prompts and (c.prompt, c.who, c.inc) not in s.holds and self.has("put-prompt"):
-            return "CLOSED", (), s._replace(offers=s.offers - {name}) if self.has("put-closed") else s
+            return "CLOSED", (), t if self.has("put-closed") else s
+        if old and (name in s.offers or self.has("put-old-repeat")):  # its offer is gone if this is a repeat
+            return "STALE", (), t if self.has("put-old-offer") else s
         if name not in s.offers and self.has("put-offer"):
             return "OFFER", (), s
-        if c.base not in s.versions and (self.has("put-base") or c.base[0] > s.version):
+        if not self._named(c.base, names):
             return "BASE", (), s
-        t = s._replace(items=(*s.items, Item(*name, c.base, c.prompt, c.nonce)), offers=s.offers - {name})
+        t = t._replace(items=(*t.items, Item(*name, c.base, c.prompt, c.nonce)))
         if present:
             t = t._replace(incs=at(t.incs, c.who, present._replace(last=max(present.last, c.seq))))
         if c.prompt and len(lots(t.items)[c.prompt]) >= self.group and self.has("put-whole"):
             t = t._replace(holds=frozenset(h for h in t.holds if h[0] != c.prompt))
         wrong = "" if c.base in s.versions else "an item names a version that it was not made on"
+        if c.base[0] < s.versions[-self.names :][0][0]:
+            wrong = "an item names a version of which nobody knows the name"
         return "OK", (), t._replace(wrong=wrong)
+
+    def _named(self, base: Name, names: list[Name]) -> bool:
+        """Whether a version has the name that a base says."""
+        numbers = [number for number, _ in names]
+        if not self.has("put-base"):
+            return base[0] in numbers
+        return base in names or not (base[0] in numbers or self.has("put-unknown"))
 
     # -- learners ---------------------------------------------------------------------------------------------
 
@@ -209,21 +245,48 @@ class Scripts:
         return s._replace(lease=learner, term=max(s.term, 10 * s.life) + 1)
 
     def claim(self, s: State, c: Call) -> tuple[str, tuple[int, ...], State]:
-        """What earlier terms had taken waits again; silent actors are evicted. A term may claim again."""
+        """What earlier terms had taken waits again, except the whole lots that the call names: they are this term's.
+        The answer says which. Silent actors are evicted. The first claim of a term is numbered, as take and settle are.
+        A later one only evicts, and has no number: with the number of a take whose reply is lost it would pass for that
+        take's repeat, and nobody would ever hear what was taken."""
         if c.term != s.term and self.has("claim-term"):
             return "TERM", (), s
-        if self.has("claim-back"):
-            s = s._replace(items=tuple(i._replace(taken=i.taken if i.taken == s.term else 0) for i in s.items))
+        if c.number and s.last.term == c.term and c.number <= s.last.number:
+            if c.number == s.last.number and self.has("claim-repeat"):
+                return "OK", s.last.ids, s
+            if c.number < s.last.number and self.has("claim-past"):
+                return "PAST", (), s
+        kept = self._kept(s, c.ids)
+        if self.has("claim-back") and (s.claimed != c.term or not self.has("claim-own")):
+            s = s.marked(tuple(i.id for i in s.items), False)
+        s = s.marked(kept, True) if self.has("claim-keeps") else s
+        if c.number:
+            kept = kept if self.has("claim-there") else c.ids
+            s = s._replace(claimed=c.term, last=Taken(c.term, c.number, kept))
         for a in c.silent if self.has("claim-evicts") else ():
             if not self.has("claim-accepted"):
                 s = s._replace(items=tuple(i for i in s.items if i.actor != a))
             s = self._ends(s, a)
-        return "OK", (), s
+        return "OK", kept, s
+
+    def _kept(self, s: State, ids: tuple[Id, ...]) -> tuple[Id, ...]:
+        """Those of the ids that are there with the whole of their lots."""
+        kept: tuple[Id, ...] = ()
+        for items in lots(s.items).values():
+            named = tuple(i.id for i in items if i.id in ids)
+            whole = len(named) == len(items) >= self._size(items)
+            kept += named if whole or not self.has("claim-whole") else ()
+        return kept
+
+    def _claimed(self, s: State, c: Call) -> bool:
+        """Whether what is taken is the caller's."""
+        return s.claimed == c.term or not self.has(f"{c.script}-claimed")
 
     def take(self, s: State, c: Call) -> tuple[str, tuple[Id, ...], State]:
-        """Drop what is too stale for the next version, then mark up to `lots` whole lots, oldest first. A term numbers
-        its calls of take and settle; the last number and its answer are kept. Finding nothing is no answer to keep."""
-        if c.term != s.term and self.has("take-term"):
+        """Drop what is too stale for the next version, then mark up to `lots` whole lots, oldest first; none if fewer
+        than `least` wait and more may come. A term numbers its calls of claim, take and settle; the last number and its
+        answer are kept. Finding nothing is no answer to keep."""
+        if (c.term != s.term and self.has("take-term")) or not self._claimed(s, c):
             return "TERM", (), s
         if s.last.term == c.term and c.number <= s.last.number:
             if c.number == s.last.number and self.has("take-repeat"):
@@ -234,9 +297,17 @@ class Scripts:
         waiting = [items for items in lots(s.items).values() if not items[0].taken or not self.has("take-taken")]
         whole = [items for items in waiting if len(items) >= self._size(items) or not self.has("take-part")]
         ids = tuple(i.id for items in whole[: c.lots] for i in items)
-        if not ids:
+        if not ids or (len(whole) < c.least and self._more(s)):
             return "EMPTY", (), s
-        return "OK", ids, s.marked(ids, c.term)._replace(last=Taken(c.term, c.number, ids))
+        return "OK", ids, s.marked(ids, True)._replace(last=Taken(c.term, c.number, ids))
+
+    def _more(self, s: State) -> bool:
+        """Whether another lot may become whole before one is taken: it has room, and is not whole or closed already."""
+        if len(s.items) + len(s.offers) >= self.capacity and self.has("take-full"):
+            return False
+        whole = {lot for lot, items in lots(s.items).items() if len(items) >= self._size(items)}
+        ended = set(range(1, self.prompts + 1)) <= whole | s.closed
+        return not self.prompts or not ended or not self.has("take-last")
 
     def _size(self, items: tuple[Item, ...]) -> int:
         return self.group if items[0].prompt else 1
@@ -260,7 +331,7 @@ class Scripts:
 
     def settle(self, s: State, c: Call) -> tuple[str, tuple[int, ...], State]:
         """Reject whole lots with a reason, which closes their prompts; or give them back."""
-        if c.term != s.term and self.has("settle-term"):
+        if (c.term != s.term and self.has("settle-term")) or not self._claimed(s, c):
             return "TERM", (), s
         if s.last.term == c.term and c.number <= s.last.number:
             if c.number == s.last.number and self.has("settle-repeat"):
@@ -268,7 +339,7 @@ class Scripts:
             if c.number < s.last.number and self.has("settle-past"):
                 return "PAST", (), s
         items = tuple(i for i in s.items if i.id in c.ids)
-        if (len(items) < len(c.ids) or any(i.taken != c.term for i in items)) and self.has("settle-taken"):
+        if (len(items) < len(c.ids) or not all(i.taken for i in items)) and self.has("settle-taken"):
             return "TAKEN", (), s
         if s.plan and s.plan.term == s.term and set(s.plan.ids) & set(c.ids) and self.has("settle-planned"):
             return "PLANNED", (), s
@@ -276,7 +347,7 @@ class Scripts:
             return "PART", (), s
         s = s._replace(last=Taken(c.term, c.number, ()))
         if c.back:
-            return "OK", (), s.marked(c.ids, 0)
+            return "OK", (), s.marked(c.ids, False)
         t = s.without(items, Fate("rejected", s.version, items))
         closes = {i.prompt for i in items if i.prompt} if self.has("settle-closes") else set()
         return "OK", (), t._replace(closed=t.closed | closes)
@@ -287,16 +358,16 @@ class Scripts:
 
     def publish(self, s: State, c: Call) -> tuple[str, tuple[int, ...], State]:
         """Open the plan of the next version. All checks come first: what is refused has written nothing."""
-        if c.term != s.term and self.has("publish-term"):
+        if (c.term != s.term and self.has("publish-term")) or (c.ids and not self._claimed(s, c)):
             return "TERM", (), s
         if c.base != s.versions[-1]:
             return "HEAD", (), s
-        if s.plan and s.plan.call == c.nonce:
+        if s.plan and s.plan.call == c.nonce and (s.plan.term == c.term or not self.has("publish-anew")):
             return "OK", (), s
         opened = s._replace(plan=Plan(c.base[0] + 1, c.term, c.nonce, c.ids))
         first = s if self.has("publish-first") else opened
         items = tuple(i for i in s.items if i.id in c.ids)
-        if (len(items) < len(c.ids) or any(i.taken != c.term for i in items)) and self.has("publish-taken"):
+        if (len(items) < len(c.ids) or not all(i.taken for i in items)) and self.has("publish-taken"):
             return "TAKEN", (), first
         if self._parts(s, items) and self.has("publish-whole"):
             return "PART", (), first
@@ -314,11 +385,14 @@ class Scripts:
             return "NOPLAN", (), s
         if s.plan.call != c.nonce:
             return "PLAN", (), s
+        if s.plan.ids and not self._claimed(s, c):
+            return "TERM", (), s
         items = tuple(i for i in s.items if i.id in s.plan.ids)
-        lost = len(items) < len(s.plan.ids) or any(i.taken != s.plan.term for i in items)
+        theirs = not items or s.plan.term == s.claimed
+        lost = len(items) < len(s.plan.ids) or not all(i.taken for i in items) or not theirs
         if lost and self.has("ready-taken"):
             return "TAKEN", (), s
-        made = Made(s.plan.version, c.nonce, tuple(i._replace(taken=0) for i in items))
+        made = Made(s.plan.version, c.nonce, tuple(i._replace(taken=False) for i in items))
         wrong = "" if len(items) == len(s.plan.ids) else "a version does not name all that it was trained on"
         t = s.without(items if self.has("ready-fates") else (), made)._replace(plan=None, wrong=wrong)
         closes = {i.prompt for i in items if i.prompt} if self.has("ready-closes") else set()

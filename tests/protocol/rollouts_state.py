@@ -10,7 +10,7 @@ Name = tuple[int, int]  # of a version: its number, and the call that published 
 
 class Item(NamedTuple):
     """An accepted item. `base` names the oldest version that it was generated on; `of` is the nonce of the process that
-    made it, for the judge; `taken` is the term that has taken it, or 0."""
+    made it, for the judge; `taken` says that the term that has claimed last has taken it."""
 
     actor: int
     inc: int
@@ -18,7 +18,7 @@ class Item(NamedTuple):
     base: Name
     prompt: int
     of: int
-    taken: int = 0
+    taken: bool = False
 
     @property
     def id(self) -> Id:
@@ -58,7 +58,7 @@ class Incarnation(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The last numbered call of a term, and what it took."""
+    """The last numbered call of a term, and what it took or kept."""
 
     term: int
     number: int
@@ -78,6 +78,7 @@ class Call(NamedTuple):
     term: int = 0
     number: int = 0
     lots: int = 0
+    least: int = 1
     ids: tuple[Id, ...] = ()
     back: bool = False
     silent: tuple[int, ...] = ()
@@ -95,8 +96,8 @@ class Actor(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What a learner's process knows. `number` is of its next call of take or settle; `ids` are those of the call that
-    it makes now; `unsure` says that a settle has failed, so that some of what it holds may be gone."""
+    """What a learner's process knows. `number` is of its next call of claim, take or settle; `ids` are those of the
+    call that it makes now; `unsure` says that a settle has failed, so that some of what it holds may be gone."""
 
     does: str
     term: int = 0
@@ -111,9 +112,10 @@ class Learner(NamedTuple):
 
 class Faults(NamedTuple):
     """How many of each may still happen. `fails` are calls that a process gives up, not knowing whether they landed;
-    `restarts` are of a server that loses nothing. `lags` are items generated on an older version than the newest one,
-    `empties` versions trained on nothing, `halves` attempts at a part of a lot: these, quits, rejects, backs and sweeps
-    are no faults."""
+    `restarts` are of a server that loses nothing. After `lapses` a learner finds that its lease has expired, and that
+    nobody has taken it. In `hasty` terms a learner goes on without a claim. `lags` are items generated on an older
+    version than the newest one, `empties` versions trained on nothing, `halves` attempts at a part of a lot: these,
+    quits, rejects, backs and sweeps are no faults."""
 
     takeovers: int = 0
     lost: int = 0
@@ -123,6 +125,8 @@ class Faults(NamedTuple):
     evictions: int = 0
     fails: int = 0
     restarts: int = 0
+    lapses: int = 0
+    hasty: int = 0
     losses: int = 0
     quits: int = 0
     rejects: int = 0
@@ -143,6 +147,7 @@ class State(NamedTuple):
     plan: Plan | None
     lease: int | None
     term: int
+    claimed: int  # the term that has claimed last: what is taken is its
     last: Taken
     incs: tuple[Incarnation | None, ...]
     entered: tuple[int, ...]
@@ -186,13 +191,13 @@ class State(NamedTuple):
         """The prompt that an incarnation holds, or 0."""
         return next((h[0] for h in self.holds if h[1:] == (a, inc)), 0)
 
-    def marked(self, ids: tuple[Id, ...], term: int) -> State:
-        return self._replace(items=tuple(i._replace(taken=term) if i.id in ids else i for i in self.items))
+    def marked(self, ids: tuple[Id, ...], taken: bool) -> State:
+        return self._replace(items=tuple(i._replace(taken=taken) if i.id in ids else i for i in self.items))
 
     def without(self, items: tuple[Item, ...], entry: Made | Fate | None) -> State:
         """Items have had the fate that an entry of the log names."""
         if isinstance(entry, Fate):
-            entry = entry._replace(items=tuple(i._replace(taken=0) for i in entry.items))
+            entry = entry._replace(items=tuple(i._replace(taken=False) for i in entry.items))
         log = (*self.log, entry) if entry else self.log
         return self._replace(items=tuple(i for i in self.items if i not in items), log=log)
 

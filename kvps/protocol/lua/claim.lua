@@ -5,7 +5,7 @@
 -- KEYS commits:stream never
 -- ARGV job shard term number lots...
 --   number: of this call within the term, counted from 1
---   lots: what the caller holds
+--   lots: what the caller holds: each lot, and the ids of its items
 -- USES job log numbers rollouts time turns
 -- Returns {OK, lots}: the caller's from now on, one text, also when repeated | {PAST}: a later call has come
 --     | {NONE} | {TERM, term} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
@@ -14,7 +14,7 @@ if refused then return refused end
 local present_term = redis.call('GET', keys.term) or ''
 if present_term ~= term then return { 'TERM', present_term } end
 if not read_rollouts() then return { 'NONE' } end
-local again = redis.call('HGET', keys.rollouts, 'claimed') == term and earlier_call(term, number)
+local again = redis.call('HGET', keys.rollouts, 'claimed') == term and earlier_call('claim', term, number)
 if again then return again end
 
 redis.call('HDEL', keys.rollouts, 'took') -- allowed when memory is full, and lets the script write
@@ -25,8 +25,11 @@ for _, each in ipairs(redis.call('HKEYS', keys.bases)) do
 end
 redis.call('HSET', keys.bases, version, name)
 local keeps, kept = {}, {}
-for _, lot in ipairs(lots) do
-  if redis.call('SISMEMBER', keys.taken_lots, lot) == 1 or redis.call('ZSCORE', keys.waiting_lots, lot) then
+for _, text in ipairs(lots) do
+  local lot, ids = text:match('^(%S+) (.+)$')
+  local stored = redis.call('HGET', keys.lots, lot)
+  local same = stored and #stored <= 65536 and stored:match('^%d+ %d+ (.+)$') == ids -- after a loss it may be another one
+  if same and (redis.call('SISMEMBER', keys.taken_lots, lot) == 1 or redis.call('ZSCORE', keys.waiting_lots, lot)) then
     keeps[lot], kept[#kept + 1] = true, lot
     redis.call('ZREM', keys.waiting_lots, lot)
     redis.call('ZREM', keys.lot_bases, lot)
@@ -37,7 +40,8 @@ for _, lot in ipairs(redis.call('SMEMBERS', keys.taken_lots)) do
   if not keeps[lot] then give_back(lot) end
 end
 local took = table.concat(kept, ' ')
-redis.call('HSET', keys.rollouts, 'claimed', term, 'number', number, 'took', took)
+redis.call('HSET', keys.rollouts, 'claimed', term)
+note_call('claim', number, took)
 end_silent()
 wake('')
 return { 'OK', took }

@@ -1,6 +1,6 @@
 -- offer: reserve room for an item, before its bytes are sent, in place of what this incarnation has offered and not put.
 -- KEYS version:hash config:hash rollouts:hash items:hash lots:hash waiting_lots:zset taken_lots:set actors:hash
--- KEYS actor_beats:zset taken_units:zset never
+-- KEYS actor_beats:zset taken_units:zset news:stream never
 -- ARGV job actor incarnation seq nbytes
 --   seq: counted from 1 in each incarnation
 -- USES job numbers rollouts time
@@ -38,10 +38,16 @@ local function may_exceed()
   end
   return true
 end
-if (items >= s.capacity or held + size > s.nbytes) and not may_exceed() then return { 'FULL', items, held } end
+redis.call('HDEL', keys.rollouts, '') -- allowed when memory is full, and lets the script write
+if (items >= s.capacity or held + size > s.nbytes) and not may_exceed() then
+  -- A learner that waits for more takes what there is.
+  if redis.call('HSETNX', keys.rollouts, 'full', 1) == 1 then
+    redis.pcall('XADD', keys.news, 'MAXLEN', '~', 100, '*', 'lot', '')
+  end
+  return { 'FULL', items, held }
+end
 drop_offer(entry)
 entry.offered, entry.offered_bytes = number, size
-redis.call('HDEL', keys.rollouts, '') -- as there
 redis.call('HINCRBY', keys.rollouts, 'offers', 1)
 redis.call('HINCRBY', keys.rollouts, 'offered_bytes', nbytes)
 write_actor(actor, entry)

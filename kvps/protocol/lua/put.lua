@@ -30,12 +30,10 @@ local function give_room_back(answer)
   return { answer }
 end
 if (entry.unit or '') ~= unit then return give_room_back('CLOSED') end
-if number ~= entry.offered or size ~= entry.offered_bytes then return { 'OFFER' } end
 local known = redis.call('HGET', keys.bases, base)
-if known ~= name then
-  local oldest = whole(committed) - MOST_BASES
-  return known == false and version <= oldest and give_room_back('STALE') or { 'BASE' }
-end
+if not known and version <= whole(committed) - MOST_BASES then return give_room_back('STALE') end
+if number ~= entry.offered or size ~= entry.offered_bytes then return { 'OFFER' } end
+if known ~= name then return { 'BASE' } end
 local common = redis.call('HGET', keys.rollouts, 'form')
 if common and common ~= form then return { 'FORM', common } end
 

@@ -14,7 +14,7 @@ local present_term = redis.call('GET', keys.term) or ''
 if present_term ~= term then return { 'TERM', present_term } end
 local s = read_rollouts()
 if not s then return { 'NONE' } end
-local again = earlier_call(term, number)
+local again = earlier_call('settle', term, number)
 if again then return again end
 local planned_term, planned_lots = unpack(redis.call('HMGET', keys.plan, 'term', 'lots'))
 local planned = {}
@@ -44,5 +44,5 @@ if #texts > 0 then
 else
   redis.pcall('XADD', keys.news, 'MAXLEN', '~', 100, '*', 'lot', '')
 end
-redis.call('HSET', keys.rollouts, 'number', number, 'took', '')
+note_call('settle', number, '')
 return { 'OK', '' }

@@ -17,7 +17,7 @@ local present_term = redis.call('GET', keys.term) or ''
 if present_term ~= term then return { 'TERM', present_term } end
 local s = read_rollouts()
 if not s then return { 'NONE' } end
-local again = earlier_call(term, number)
+local again = earlier_call('take', term, number)
 if again then return again end
 
 redis.call('HDEL', keys.rollouts, 'took') -- allowed when memory is full, and lets the script write
@@ -56,21 +56,23 @@ end
 if changed then wake('') end
 
 local waiting, items = redis.call('ZCARD', keys.waiting_lots), redis.call('HLEN', keys.items)
--- Whether an item may come that makes another lot whole.
+local held, full, offers = redis.call('SCARD', keys.taken_lots), unpack(redis.call('HMGET', keys.rollouts, 'full', 'offers'))
+redis.call('HDEL', keys.rollouts, 'full')
+-- Whether an item may come that makes another lot whole: there are prompts, and none was refused for want of room. If no
+-- lot is whole, groups get room beyond that.
 local function more_may_come()
   if run and run ~= 'pause' then return false end
-  local offers = tonumber(redis.call('HGET', keys.rollouts, 'offers') or '0')
-  if s.units == 0 then return items + offers < s.capacity or offers > 0 end
-  local next_one, done = unpack(redis.call('HMGET', keys.units, 'next', 'done'))
-  local open = whole(next_one or '0') - whole(done or '0') - waiting - redis.call('SCARD', keys.taken_lots)
-  if open == 0 and whole(next_one or '0') >= s.units then return false end
-  return items + offers < s.capacity or offers > 0 or waiting == 0
+  if s.units > 0 then
+    local next_one, done = unpack(redis.call('HMGET', keys.units, 'next', 'done'))
+    local open = whole(next_one or '0') - whole(done or '0') - waiting - held
+    if open == 0 and whole(next_one or '0') >= s.units then return false end
+  end
+  return not full or tonumber(offers or '0') > 0 or waiting + held == 0
 end
 if waiting == 0 or waiting < whole(least) then
   if more_may_come() then return { 'EMPTY', waiting, items } end
   if waiting == 0 then
     if run and run ~= 'pause' then return run_answer('STOPPED') end
-    local held = redis.call('SCARD', keys.taken_lots)
     return { held > 0 and 'HELD' or s.units > 0 and 'DONE' or 'EMPTY', held, items }
   end
 end
@@ -89,5 +91,6 @@ for _, lot in ipairs(taken) do
   redis.call('SADD', keys.taken_lots, lot)
 end
 local took = table.concat(taken, ' ')
-redis.call('HSET', keys.rollouts, 'number', number, 'took', took, 'batch', most)
+note_call('take', number, took)
+redis.call('HSET', keys.rollouts, 'batch', most)
 return { 'OK', took }

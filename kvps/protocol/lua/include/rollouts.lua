@@ -73,6 +73,7 @@ local function delete_lot(lot, found)
     redis.call('HDEL', keys.items, id)
   end
   redis.call('HDEL', keys.lots, lot)
+  redis.call('HDEL', keys.rollouts, 'full')
   redis.call('HINCRBY', keys.rollouts, 'bytes', digits(-bytes))
 end
 
@@ -121,13 +122,18 @@ local function end_silent()
   return #silent > 0
 end
 
--- A learner numbers its calls within a term, or a late copy would take or settle other items. Returns what answers such a
--- copy, nil for the next call.
-local function earlier_call(term, number)
-  local claimed, last, took = unpack(redis.call('HMGET', keys.rollouts, 'claimed', 'number', 'took'))
+-- A learner numbers its calls within a term, or a late copy would take or settle other items. A take that finds nothing
+-- uses no number: so the number of another kind of call may come to be that of a late copy. Returns what answers a copy,
+-- nil for the next call.
+local function earlier_call(kind, term, number)
+  local claimed, last, call, took = unpack(redis.call('HMGET', keys.rollouts, 'claimed', 'number', 'call', 'took'))
   if claimed ~= term then return { 'TERM', claimed or '' } end
   if whole(number) < whole(last) then return { 'PAST' } end
-  if number == last then return { 'OK', took } end
+  if number == last then return call == kind and { 'OK', took } or { 'PAST' } end
+end
+
+local function note_call(kind, number, took)
+  redis.call('HSET', keys.rollouts, 'number', number, 'call', kind, 'took', took)
 end
 
 -- Writes the items that a checkpoint has. All lots of them wait; prompts with a whole lot are not free.
