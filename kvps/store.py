@@ -53,6 +53,7 @@ from kvps.errors import (
 from kvps.history.checkpoint import Checkpoint
 from kvps.history.checkpoint_directory import newest
 from kvps.job import Job, readable
+from kvps.machine import launcher
 from kvps.machine.files import writable_directory
 from kvps.optim.trial import try_out
 from kvps.parsing import bytes_text, whole_setting
@@ -241,15 +242,15 @@ class Store:
 
     def publisher(
         self,
-        name: str,
+        name: str | None,
         model: Any,
         *,
         dtype: str | None = None,
         shards: int = 1,
         durability: str = "memory",
         checkpoints: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 100,
-        resume: bool = False,
+        checkpoint_every: int | None = None,
+        resume: bool | None = None,
         rollouts: Rollouts | None = None,
         wait: float | None = None,
         takeover: bool = False,
@@ -265,28 +266,37 @@ class Store:
         weights are its version 0; else `model` only says which names, shapes and dtypes are meant: `Publisher.load`
         brings it to the newest version. With `dtype`, such as "bf16", arrays of wider floats are published in that one.
         `shards` and `durability` are those of `create_job`. A checkpoint is written `checkpoint_every` so many versions
-        into the directory `checkpoints`; with `resume` a job that is not there (any more) begins with the newest of
-        them, with the experience that waited then. `rollouts` say how experience comes from actors, and how many
+        (100) into the directory `checkpoints`; with `resume` a job that is not there (any more) begins with the newest
+        of them, with the experience that waited then. `rollouts` say how experience comes from actors, and how many
         prompts they answer: see `kvps.Rollouts`.
+
+        Under ``kvps run --learner``, a `name` of None is that of the run, and it gives checkpoints and resume where
+        they are left out.
 
         A job has one publisher. The next one waits for its end, up to `wait` seconds or as long as it takes; or with
         `takeover` it takes its place, and what the other one publishes from then on is refused. Raises LayoutMismatch,
         NotFinite, InvalidSetting, UsageError if the job is trained by workers or still published by another process.
         """
         asked = Asked(dtype, shards, durability, rollouts)
-        every = whole_setting("checkpoint_every", checkpoint_every, 1)
-        directory = None if checkpoints is None else writable_directory("checkpoints", Path(checkpoints))
+        name = _named(name)
+        every = checkpoint_every or int(os.environ.get(launcher.CHECKPOINT_EVERY) or 100)
+        every = whole_setting("checkpoint_every", every if checkpoint_every is None else checkpoint_every, 1)
+        where = checkpoints or os.environ.get(launcher.CHECKPOINTS)
+        directory = writable_directory("checkpoints", Path(where)) if where else None
+        resume = bool(os.environ.get(launcher.RESUME)) if resume is None else resume
         if resume and name not in self.jobs() and directory and (found := newest(directory, name)):
             with suppress(JobExists):  # another process has just restored it
                 self.restore_job(found.checkpoint)
         job, dtypes, given = published_job(self, name, model, asked)
         return Publisher(job, dtypes, given, holder_of(job, given, directory, every)).take(wait, takeover)
 
-    def watch(self, name: str, wait: float = 60.0, *, actor: str = "") -> Watch:
+    def watch(self, name: str | None = None, wait: float = 60.0, *, actor: str = "") -> Watch:
         """Return a watch of a job, which brings its newest weights here again and again, and sends experience to its
-        learner, as `actor` if a name is given; see `kvps.Watch`. If there is no such job yet, the call waits for it, up
-        to `wait` seconds. Raises JobNotFound, CorruptData, InvalidName."""
-        return Watch(await_job(partial(self.job, name), wait), actor)
+        learner, as `actor` if a name is given; see `kvps.Watch`. Under ``kvps run --learner`` the run says both names.
+        If there is no such job yet, the call waits for it, up to `wait` seconds. Raises JobNotFound, CorruptData,
+        InvalidName."""
+        actor = actor or os.environ.get(launcher.ACTOR, "")
+        return Watch(await_job(partial(self.job, _named(name)), wait), actor)
 
     def restore_job(
         self,
@@ -582,6 +592,13 @@ def _not_finite(p: Parameter) -> str:
         f"buffer {p.name!r} holds NaN or Inf: mend it, register it with persistent=False, and it stays each worker's, "
         f"or leave all buffers to each worker, with kvps.torch.parameters(model, buffers='own')"
     )
+
+
+def _named(name: str | None) -> str:
+    """Return the name of a published job, which a run may say. Raises InvalidSetting."""
+    if name is None and not (name := os.environ.get(launcher.JOB)):
+        raise InvalidSetting("name must say which job: only under kvps run --learner it may be None")
+    return name
 
 
 def fresh_id() -> str:

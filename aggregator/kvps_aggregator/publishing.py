@@ -19,6 +19,7 @@ from pathlib import Path
 from kvps.actors.taking import LearnerRollouts
 from kvps.arrays.given import Given
 from kvps.errors import JobStopped, JobSuspended, KvpsError, LeaseLost, UsageError
+from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.protocol.answers import PlanGone, RunOver, ServerRestarted
 from kvps.protocol.job_state import Commit, State
@@ -238,9 +239,7 @@ class Publishing:
 
     def _newest(self) -> list[Commit]:
         """Return the newest commits of the log, the last one first."""
-        keys, call = self._job.access.keys, self._job.access.client.call
-        entries = call("XREVRANGE", keys.commits, "+", "-", "COUNT", _RECENT)
-        return [Commit.of(fields) for _, fields in entries if fields.get("kind") == "commit"]
+        return LogStream(self._job.access).newest_commits(_RECENT)
 
     def finish(self) -> None:
         """Finish the job, and leave its bytes as they shall stay. Raises LeaseLost if another learner has taken over:

@@ -16,7 +16,7 @@ from kvps.arrays.items import decode
 from kvps.arrays.layout import CHUNK_BYTES
 from kvps.config.rollouts import Rollouts
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData, InvalidSetting, LeaseLost, UsageError, counted
+from kvps.errors import CorruptData, InvalidSetting, JobSuspended, LeaseLost, UsageError, counted
 from kvps.job import Job
 from kvps.parsing import whole_setting
 from kvps.protocol.answers import ServerRestarted
@@ -107,6 +107,8 @@ class LearnerRollouts:
             took = self._numbered(partial(self._took, lots, 1 if over else lots, order))
             if took.lots and (items := self._read(took.lots)):
                 return items
+            if took.why == "stopped" and (run := self._job.state().run).state == "suspended":
+                raise JobSuspended(f"job {self._job.name!r} was {run.why}")
             if over or took.why in ("done", "stopped") or (took.why == "held" and not self._settle()):
                 return []
             left_ms = _LOOK_MS if deadline == math.inf else round(1000 * (deadline - time.monotonic()))

@@ -53,6 +53,11 @@ class LogStream:
         """Yield the commits, oldest first."""
         return (Commit.of(fields) for _, fields in self.entries() if fields.get("kind") == "commit")
 
+    def newest_commits(self, most: int) -> list[Commit]:
+        """Return the commits among so many of the newest entries, the last one first."""
+        entries = self._access.client.call("XREVRANGE", self._access.keys.commits, "+", "-", "COUNT", most)
+        return [Commit.of(fields) for _, fields in entries if fields.get("kind") == "commit"]
+
     def training_began(self) -> float | None:
         """Return when the first worker joined since creation or restore, in seconds since 1970 on the server's clock;
         None if none has."""

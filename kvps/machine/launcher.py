@@ -7,7 +7,12 @@ KVPS_LAUNCHER   the command that started this process, as JSON: its name, the id
                 workers it may start
 KVPS_RANK       of a copy of a script: its number, from 0
 KVPS_EVALUATES  of the process that evaluates versions, and is no worker: what it is to do, see kvps.evaluator
-"""
+
+Of a learner and its actors (kvps run --learner), as defaults of Store.publisher and Store.watch:
+
+KVPS_JOB               the name of the job KVPS_ACTOR             of an actor: its name KVPS_CHECKPOINTS       of the
+learner: where its checkpoints are, and KVPS_CHECKPOINT_EVERY how many versions lie between KVPS_RESUME            of
+the learner: 1 if it goes on from the newest of them"""
 
 from __future__ import annotations
 
@@ -19,6 +24,8 @@ from kvps.machine import process
 from kvps.parsing import Fields
 
 VARIABLE, RANK, EVALUATES = "KVPS_LAUNCHER", "KVPS_RANK", "KVPS_EVALUATES"
+JOB, ACTOR, RESUME = "KVPS_JOB", "KVPS_ACTOR", "KVPS_RESUME"
+CHECKPOINTS, CHECKPOINT_EVERY = "KVPS_CHECKPOINTS", "KVPS_CHECKPOINT_EVERY"
 EVALUATOR = "evaluator"
 _MOST_WORKERS = 4_096
 

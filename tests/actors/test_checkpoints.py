@@ -173,7 +173,7 @@ def test_the_state_of_a_version_is_kept_with_it(store: Store, tmp_path: Path) ->
         assert (found["step"], found["rng"]) == (3, b"\0\1")
         assert np.array_equal(found["master"], small * 3)
         assert not np.array_equal(mine["x"], small * 3)
-        with pytest.raises(kvps.InvalidSetting, match="^state: "):
+        with pytest.raises(kvps.InvalidSetting, match=r"^state: "):
             policy.publish(mine, state={"nested": {}})
     store.remove_job("policy")
     with store.publisher("policy", {"x": small}, dtype="bf16", checkpoints=tmp_path, resume=True) as policy:

@@ -31,6 +31,7 @@ from kvps_cli.train.further import further
 from kvps_cli.train.hosts import Line, Place, check_hosts, placed
 from kvps_cli.train.jobs_of_run import JobsOfRun, Served, check_run_name, finder
 from kvps_cli.train.kept_files import KeptFiles
+from kvps_cli.train.learner import Parts, run_learner
 from kvps_cli.train.lifetime import Lifetime
 from kvps_cli.train.progress import (
     POLL_S,
@@ -63,6 +64,13 @@ def run(
     job: Annotated[
         str | None, typer.Option("--job", metavar="NAME", help="Name of the job.", show_default="the script's")
     ] = None,
+    learner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Run this command as the learner that publishes a job, and COMMAND... as its actors, -w of them.",
+        ),
+    ] = None,
     aggregators: Annotated[int, aggregators_option()] = 1,
     hosts: Annotated[
         int,
@@ -88,6 +96,12 @@ def run(
     life.check(kept, server)
     kept.prepare(fresh=not life.resume, resumable=life.resume)
     evaluation.prepare(kept.kept_log.directory, _checked)
+    if learner is not None:
+        parts = Parts.of(learner, command, settings, _checked)
+        with connect.serving_store(server, start_log(quiet, verbose), joinable=False) as store:
+            name = _name(store, job, parts.learner, life.resume, hosts, quiet)
+            run_learner(store, name, parts, kept, life, quiet, verbose)
+        return
     given = {name: value for name, value in settings.given.items() if name != "workers"}
     settings.check_each()
     quiet = start_log(quiet, verbose)

@@ -1,7 +1,7 @@
 -- create: make a job whose first version is already staged: version 0, or the version of a checkpoint.
 -- KEYS version:hash config:hash made_with:hash layout:string commits:stream removed:string clock:hash skip:hash workers:hash
 -- KEYS units:hash states:hash free_units:zset taken_units:zset rounds:zset pushed:zset draining:zset finished:set
--- KEYS ranks:hash rollouts:hash items:hash lots:hash waiting_lots:zset lot_bases:zset never
+-- KEYS ranks:hash rollouts:hash items:hash lots:hash waiting_lots:zset lot_bases:zset bases:hash never
 -- ARGV job layout run_id name shards checkpoint settings...
 --   job: a nonce; it is also the first history
 --   layout: JSON
@@ -18,7 +18,7 @@ if redis.call('EXISTS', keys.removed) > 0 then return { 'REMOVED' } end
 local earlier = checkpoint ~= '' and cjson.decode(checkpoint)
 
 redis.call('DEL', keys.made_with, keys.commits, keys.clock, keys.skip, keys.workers, keys.units, keys.states,
-  keys.rollouts, keys.items, keys.lots, keys.waiting_lots, keys.lot_bases)
+  keys.rollouts, keys.items, keys.lots, keys.waiting_lots, keys.lot_bases, keys.bases)
 redis.call('HSET', keys.config, unpack(settings))
 -- No script of workers declares this copy, so that they may not write it.
 redis.call('HSET', keys.made_with, unpack(settings))
@@ -30,6 +30,7 @@ redis.call('HSET', keys.version, 'version', version, 'head', head, 'history', jo
 for shard = 0, math.min(whole(shards), MOST_SHARDS) - 1 do
   redis.call('HSET', keys.version, 'shard:' .. digits(shard), name, 'before:' .. digits(shard), name)
 end
+if read_rollouts() then redis.call('HSET', keys.bases, version, name) end -- actors may be there before the learner
 if earlier then
   redis.call('HSET', keys.version, 'from_version', version, 'from_head', head, 'from_contributions', earlier.contributions)
   if earlier.lr ~= '' then redis.call('HSET', keys.version, 'lr', earlier.lr) end

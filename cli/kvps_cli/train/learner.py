@@ -1,0 +1,139 @@
+"""`kvps run --learner`: starts a learner that publishes its versions, and actors that watch them, and keeps both
+running until the learner has ended."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import typer
+
+from kvps.errors import InvalidSetting, KvpsError, counted
+from kvps.history.log_stream import LogStream
+from kvps.job import Job
+from kvps.machine import launcher
+from kvps.machine.launcher import ACTOR, CHECKPOINT_EVERY, CHECKPOINTS, JOB, RESUME
+from kvps.protocol.answers import job_exists
+from kvps.store import Store
+from kvps_cli.child import SUSPENDED, Child
+from kvps_cli.output import log_options, loss_text, say
+from kvps_cli.supervise import Supervisor
+from kvps_cli.train.kept_files import KeptFiles
+from kvps_cli.train.lifetime import Lifetime
+from kvps_cli.train.progress import POLL_S, relay
+from kvps_cli.train.settings import JobOptions
+from kvps_cli.train.stop import Stop
+
+LEARNER = "learner"
+_LINE_EVERY_S = 2.0
+_LAST_S = 10.0  # for actors to see that the job is finished
+
+
+class Parts(NamedTuple):
+    """What is run: the learner's command, that of the actors, and how many of them."""
+
+    learner: Sequence[str]
+    actor: Sequence[str]
+    actors: int
+
+    @classmethod
+    def of(cls, learner: str, command: Sequence[str], settings: JobOptions, checked: Callable[..., list[str]]) -> Parts:
+        """Return what an option and the command ask for. Raises InvalidSetting."""
+        if given := [name for name in settings.given if name != "workers"]:
+            option = given[0].removesuffix("_ms").replace("_", "-")
+            raise InvalidSetting(f"--{option} is for workers: with --learner the script says it to Store.publisher")
+        return cls(checked(shlex.split(learner)), checked(command), settings.workers)
+
+
+def run_learner(
+    store: Store, name: str, parts: Parts, kept: KeptFiles, life: Lifetime, quiet: bool, verbose: int
+) -> None:
+    """Run a learner and its actors until it has ended. Raises KvpsError if it fails, or all actors do; Exit if it is
+    stopped, to be resumed."""
+    if not life.resume and name in store.jobs():
+        raise job_exists(name)
+    own = {JOB: name, **_files(kept, life)}
+    care = life.care(parts.actors > 1, log_options(quiet, verbose))
+    before = set(store.jobs()) - {name}
+    supervisor = Supervisor(store, launcher.this_process("kvps run"), lambda: _jobs(store, name, before), care)
+    lines = _Lines(quiet)
+    with Stop(possible=True) as stop:
+        try:
+            learner = supervisor.run(LEARNER, parts.learner, own)
+            actors = [supervisor.run(f"a{n}", parts.actor, own | {ACTOR: f"a{n}"}) for n in range(parts.actors)]
+            while not learner.done:
+                supervisor.watch(POLL_S)
+                relay(supervisor.new_lines())
+                jobs = _jobs(store, name, before)
+                stop.tell(supervisor, jobs)
+                lines.show(jobs)
+                _check(actors, stop.asked)
+            if not (learner.code or stop.asked):
+                supervisor.await_end([actor.name for actor in actors], _LAST_S)
+        finally:
+            supervisor.end()
+            relay(supervisor.new_lines())
+        _conclude(learner, _jobs(store, name, before), stop.asked, quiet)
+
+
+def _files(kept: KeptFiles, life: Lifetime) -> dict[str, str]:
+    """Return where the learner finds and writes checkpoints, unless its script says so."""
+    if not (directory := kept.kept_log.directory):
+        return {}
+    every = {CHECKPOINT_EVERY: str(kept.saving.every)} if kept.saving else {}
+    return {CHECKPOINTS: str(directory), RESUME: "1" if life.resume else "", **every}
+
+
+def _jobs(store: Store, name: str, before: set[str]) -> list[Job]:
+    """Return the jobs that the learner publishes: the one of this name, or those that came since."""
+    names = [each for each in store.jobs() if each not in before]
+    jobs = [store.job(each) for each in names]
+    return [job for job in jobs if job.config.metadata.publishes]
+
+
+def _check(actors: Sequence[Child], stopping: bool) -> None:
+    """Raise KvpsError if no actor is left, and one has failed."""
+    failed = [actor.name for actor in actors if actor.done and actor.failed]
+    if failed and all(actor.done for actor in actors) and not stopping:
+        raise KvpsError(f"the run ends: no actor is left ({', '.join(failed)} failed)")
+
+
+def _conclude(learner: Child, jobs: Sequence[Job], stopped: bool, quiet: bool) -> None:
+    """Say what came of it. Raises KvpsError, Exit."""
+    if learner.failed or learner.signal:
+        how = f"ended with code {learner.code}" if learner.failed else f"was killed ({learner.kill})"
+        raise KvpsError(f"the run ends: the learner {how}")
+    if not jobs:
+        raise KvpsError("the learner has ended and published no job: it calls kvps.connect().publisher(...)")
+    if stopped or learner.suspended:
+        say("; ".join(f"job {job.name}: stopped at version {job.state().version}, can be resumed" for job in jobs))
+        raise typer.Exit(SUSPENDED)
+    for job in () if quiet else jobs:
+        say(f"job {job.name}: {_now(job)}")
+
+
+class _Lines:
+    """Says how far the jobs are, a line every 2 s."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._next = float("inf") if quiet else time.monotonic() + _LINE_EVERY_S
+
+    def show(self, jobs: Sequence[Job]) -> None:
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_EVERY_S
+            for job in jobs:
+                say(f"job {job.name}: {_now(job)}")
+
+
+def _now(job: Job) -> str:
+    """Return how far a published job is."""
+    newest = next(iter(LogStream(job.access).newest_commits(1)), None)
+    line = f"version {job.state().version:,}  loss {loss_text(newest.plan.loss if newest else None)}"
+    if not job.config.metadata.rollouts:
+        return line
+    now = job.rollouts.now()
+    prompts = f"  prompts {now.closed:,} of {units:,}" if (units := job.rollouts.settings.units) else ""
+    ended = f"trained {now.trained:,}, stale {now.stale:,}, rejected {now.rejected:,}"
+    return f"{line}  {counted(len(now.actors), 'actor')}{prompts}  items: waiting {now.waiting:,}, {ended}"
