@@ -11,8 +11,8 @@ local s = read_rollouts()
 if not s or s.units == 0 then return { 'NONE' } end
 local entry, gone = read_actor(actor, incarnation)
 if not entry then return gone end
-if entry.unit then return { 'OK', tonumber(entry.unit) } end
 if run and run ~= 'pause' then return run_answer('STOPPED') end
+if entry.unit then return { 'OK', tonumber(entry.unit) } end
 local unit = unpack(redis.call('ZRANGE', keys.free_units, 0, 0))
 local next_one, done = unpack(redis.call('HMGET', keys.units, 'next', 'done'))
 local fresh = whole(next_one or '0')
