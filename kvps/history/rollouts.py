@@ -129,6 +129,7 @@ class JobRollouts:
         of the log, then those without. With a `directory`, that of checkpoints, also what was moved there from Redis.
         Raises CorruptData."""
         found: dict[str, ItemFate] = {}
+        without = self._without_fate()  # first: what gets its fate meanwhile is in the log that is read then
         state, stream = self._access.reader.state(), LogStream(self._access)
         log = Log(stream, state, Path(directory) if directory else None)
         for fields in log.entries():
@@ -143,9 +144,9 @@ class JobRollouts:
                 reason = f.text("then" if kind == "stale" else "reason", default="")
                 for item in map(TrainedItem.from_text, f.text("items", _MOST_ITEMS_TEXT).split(",")):
                     found[item.id] = ItemFate(item.id, kind, f.whole("version", high=LARGEST), item.unit, reason)
-        return [*found.values(), *self._without_fate(found)]
+        return [*found.values(), *(each for each in without if each.id not in found)]
 
-    def _without_fate(self, found: Mapping[str, ItemFate]) -> list[ItemFate]:
+    def _without_fate(self) -> list[ItemFate]:
         k = self._access.keys
         items, lots, taken = self._access.client.together(
             [("HGETALL", k.items), ("HGETALL", k.lots), ("SMEMBERS", k.taken_lots)]
@@ -154,7 +155,6 @@ class JobRollouts:
         return [
             ItemFate(id, "taken" if id in taken_ids else "waiting", None, Record.of(text, id).unit)
             for id, text in items.items()
-            if id not in found
         ]
 
 
