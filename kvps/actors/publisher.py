@@ -109,8 +109,9 @@ class Publisher:
         version. Each watcher sees all of it, or none of it.
 
         `trained` are the items of experience that it was trained on, whole groups, or their ids: in the same step they
-        get their fate. If the version is not made, they are given back. `state`, name -> array, number, text or bytes,
-        is kept with the version: the learner's float32 weights, moments, random state. `load` brings it back.
+        get their fate. If the version is not made, they are given back; what is refused before it is begun, such as
+        another model, leaves them taken. `state`, name -> array, number, text or bytes, is kept with the version: the
+        learner's float32 weights, moments, random state. `load` brings it back.
 
         With ``wait=False`` the call returns once the weights are copied in memory, with the number that the version
         will have. The next call, or the end, waits for this one, and raises what it raises. `loss` is one finite
@@ -205,6 +206,7 @@ class Publisher:
                 self._holder.finish()
         finally:
             self._give_back(self.rollouts.taken)
+            self.rollouts.close()
             self._closed = True
             self._thread.shutdown()
             self._holder.release()

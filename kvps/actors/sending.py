@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from kvps.arrays.item_forms import differ
 from kvps.arrays.items import Encoded, encode
 from kvps.config.rollouts import Rollouts
-from kvps.errors import InvalidSetting, KvpsError, UsageError, WorkerEvicted, WrongOrder
+from kvps.errors import InvalidSetting, KvpsError, UsageError, WorkerEvicted, WrongOrder, not_to_be_pickled
 from kvps.job import Job
 from kvps.machine.process import identity
 from kvps.parsing import whole
@@ -58,6 +58,14 @@ class ActorRollouts:
         self._seq = 0  # of the last item that was begun
         self._unit: int | None = None  # the prompt that it has
         self._heart: Heartbeat | None = None
+        self._closed = False
+        self._replaced = ""  # why no incarnation begins any more
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise not_to_be_pickled(
+            f"the actor {self.name!r} of job {self._job.name!r} belongs to its process",
+            "hand over the store, and watch there",
+        )
 
     @property
     def settings(self) -> Rollouts:
@@ -74,9 +82,12 @@ class ActorRollouts:
         update; `unit` is the prompt that it answers, by default the one that this actor has. The call waits for room.
         It returns None, and says so in the log, if the item is not accepted: its prompt is not this actor's any more,
         the version is far too old, or the job has ended. Raises InvalidSetting for what is no item, another form than
-        that of the first ones, or a version that was never read here; ServerLost, ServerFull.
+        that of the first ones, or a version that was never read here; WorkerEvicted if another process has this
+        actor's name; ServerLost, ServerFull.
         """
-        spans = [(0, version)] if isinstance(version, int) else list(version)
+        spans = list(version) if isinstance(version, Sequence) else [(0, version)]
+        if not spans:
+            raise InvalidSetting("version names none: say which one made the item, policy.version, or spans of several")
         settings = self.settings
         if unit is None and settings.prompts and (unit := self._unit) is None:
             raise WrongOrder("this actor has no prompt: call next_unit, and put what answers it")
@@ -94,7 +105,8 @@ class ActorRollouts:
     def next_unit(self, wait: float | None = None) -> int | None:
         """Return the prompt that this actor is to answer, from 0 to prompts * epochs: the one that it has, as long as
         more items are needed, or the next one. Waits up to `wait` seconds, for None as long as it takes. None if there
-        is none in that time, if all have had their fate, or if the job is stopped."""
+        is none in that time, if all have had their fate, or if the job is stopped or suspended. Raises UsageError,
+        WorkerEvicted if another process has this actor's name."""
         deadline = None if wait is None else time.monotonic() + wait
         if not self.settings.prompts:
             raise UsageError(f"job {self._job.name!r} hands out no prompts: its learner says how many there are")
@@ -112,13 +124,13 @@ class ActorRollouts:
         """Return whether an item that is begun now, on the version that is newest here, has room and will still be
         fresh when the learner comes to it: actors wait rather than make what would be dropped."""
         keys, settings = self._job.access.keys, self.settings
-        numbers, items, waiting, taken, version = self._job.access.client.together(
+        version = self._job.access.reader.round_state().version  # which raises JobNotFound
+        numbers, items, waiting, taken = self._job.access.client.together(
             [
                 ("HMGET", keys.rollouts, "offers", "bytes", "offered_bytes", "batch"),
                 ("HLEN", keys.items),
                 ("ZCARD", keys.waiting_lots),
                 ("SCARD", keys.taken_lots),
-                ("HGET", keys.version, "version"),
             ]
         )
         offers, held, offered, batch = (whole(n or 0, "rollouts", low=-1) for n in numbers)
@@ -127,10 +139,13 @@ class ActorRollouts:
         if settings.max_staleness is None:
             return True
         ahead = (waiting + taken) // max(1, batch)
-        return bool(whole(version, "the version") + ahead - self._here.version <= settings.max_staleness)
+        return bool(version + ahead - self._here.version <= settings.max_staleness)
 
     def close(self) -> None:
-        """Give back what this actor has, and fall silent."""
+        """Give back what this actor has, and fall silent. Does nothing in a fork."""
+        if not self._job.access.client.owner.is_here:
+            return
+        self._closed = True
         if self._heart:
             self._heart.stop()
         if self._incarnation:
@@ -141,9 +156,14 @@ class ActorRollouts:
     # -- one incarnation --------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        """Begin an incarnation, unless one lasts."""
+        """Begin an incarnation, unless one lasts. Raises WrongOrder, WorkerEvicted."""
+        self._job.access.client.owner.check()
+        if self._closed:
+            raise WrongOrder(f"the watch of job {self._job.name!r} is closed: open another one with Store.watch")
         if self._incarnation:
             return
+        if self._replaced:
+            raise WorkerEvicted(self._replaced)
         if self._heart:
             self._heart.stop()
         enter = partial(self._scripts.enter, self.name, secrets.token_hex(8), identity())
@@ -164,14 +184,23 @@ class ActorRollouts:
             self._enter()
             try:
                 return call()
-            except WorkerEvicted as error:
-                log.warning("job %s: %s; it enters anew", self._job.name, error)
-                self._incarnation = ""
-            except ServerRestarted:
-                self._await_history()
+            except (WorkerEvicted, ServerRestarted) as error:
+                self._end_by(error)
 
-    def _await_history(self) -> None:
-        await_history(self._job.access.server, self._job.access.scripts, self._job.name, 0)
+    def _end_by(self, error: WorkerEvicted | ServerRestarted) -> None:
+        """End the incarnation here that has ended on the server; the next call begins another one. If another process
+        has this actor's name now, that would end the other's, and so in turns: all calls raise WorkerEvicted then."""
+        self._incarnation = ""
+        if isinstance(error, ServerRestarted):
+            await_history(self._job.access.server, self._job.access.scripts, self._job.name, 0)
+        elif self._job.access.client.call("HEXISTS", self._job.access.keys.actors, self.name):
+            self._replaced = (
+                f"another process sends experience to job {self._job.name!r} as actor {self.name!r}: give each actor a "
+                f"name of its own, or none"
+            )
+            log.warning("%s", self._replaced)
+        else:
+            log.warning("job %s: %s", self._job.name, error)
 
     def _reserve(self, nbytes: int, retries: bool) -> bool:
         """Reserve room for the next item, as soon as there is some. Return False if it is not to come: its prompt is
@@ -186,9 +215,7 @@ class ActorRollouts:
             try:
                 answer = self._scripts.offer(self.name, self._incarnation, self._seq, nbytes)
             except (WorkerEvicted, ServerRestarted) as error:
-                if isinstance(error, ServerRestarted):
-                    self._await_history()
-                self._incarnation = ""
+                self._end_by(error)
                 if not retries:
                     return False
                 continue
@@ -219,9 +246,7 @@ class ActorRollouts:
         except WrongOrder as error:
             why = str(error)
         except (WorkerEvicted, ServerRestarted) as error:
-            if isinstance(error, ServerRestarted):
-                self._await_history()
-            self._incarnation = ""
+            self._end_by(error)
             if access.client.call("HGET", access.keys.items, id):
                 return id
             why = "the actor was taken for dead, or the server was restarted, before it was accepted"

@@ -16,7 +16,17 @@ from kvps.arrays.items import decode
 from kvps.arrays.layout import CHUNK_BYTES
 from kvps.config.rollouts import Rollouts
 from kvps.connection.sockets import ChunkGone
-from kvps.errors import CorruptData, InvalidSetting, JobSuspended, LeaseLost, UsageError, counted
+from kvps.errors import (
+    CorruptData,
+    InvalidSetting,
+    JobSuspended,
+    LeaseLost,
+    UsageError,
+    WrongOrder,
+    counted,
+    not_to_be_pickled,
+    shown,
+)
 from kvps.job import Job
 from kvps.parsing import whole_setting
 from kvps.protocol.answers import ServerRestarted
@@ -73,10 +83,17 @@ class LearnerRollouts:
         self._term = ""
         self._number = 0  # of the last call in this term
         self._unsure = False  # whether a call has failed, which may have landed
+        self._closed = False
         self._lots: dict[str, tuple[str, ...]] = {}  # taken: lot -> ids of its items
         self._planned = set[str]()  # of these, what a publish under way is trained on
         self._chunks: dict[str, int] = {}  # of the items that were read: in how many keys each is
         self._dead: list[tuple[int, list[str]]] = []  # keys of items that have had their fate, by shard
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise not_to_be_pickled(
+            f"what the learner of job {self._job.name!r} has taken belongs to its process",
+            "hand over the store, and publish there",
+        )
 
     @property
     def settings(self) -> Rollouts:
@@ -140,7 +157,7 @@ class LearnerRollouts:
         for id in ids:
             if id not in of or of[id] in self._planned:
                 has = "in a publish that is under way" if id in of else "not taken by this learner (any more)"
-                raise InvalidSetting(f"item {str(id)[:200]} is {has}: an item has one fate")
+                raise InvalidSetting(f"item {shown(id)} is {has}: an item has one fate")
         if len(set(ids)) < len(ids):
             raise InvalidSetting("an item is named twice: it has one fate")
         lots = list(dict.fromkeys(of[id] for id in ids))
@@ -183,6 +200,10 @@ class LearnerRollouts:
         if there:
             self._end(there, "")
 
+    def close(self) -> None:
+        """Have all calls raise WrongOrder from now on."""
+        self._closed = True
+
     def dead_keys(self) -> list[tuple[int, list[str]]]:
         """Return the keys of items that have had their fate since the last call, by shard."""
         with self._lock:
@@ -192,8 +213,12 @@ class LearnerRollouts:
     # -- calls ------------------------------------------------------------------------------------------------
 
     def _numbered(self, call: Callable[[str, int], T]) -> T:
-        """Return what `call` returns under the present term, with its next number."""
+        """Return what `call` returns under the present term, with its next number. Raises WrongOrder."""
         while True:
+            if self._closed:
+                raise WrongOrder(
+                    f"the publisher of job {self._job.name!r} is closed: open another with Store.publisher"
+                )
             with self._lock:
                 if self._term and not self._unsure:
                     self._number += 1
@@ -219,6 +244,7 @@ class LearnerRollouts:
 
     def _end(self, lots: Sequence[str], reason: str) -> None:
         """Reject lots for a reason, or give them back."""
+        self._job.access.client.owner.check()
         if not lots:
             return
 

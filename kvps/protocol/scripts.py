@@ -125,7 +125,7 @@ class JobScripts:
 
     def _request(self, script: str, parse: Callable[[list[Any]], T], /, **values: object) -> Request[T]:
         """Return the call of a script, where `parse` makes a value of its answer."""
-        worker = values.get("worker")
+        worker = values.get("worker") or values.get("actor")
         return Request(self._command(script, **values), lambda reply: parse(self._answered(reply, worker)))
 
     def _send(self, request: Request[T]) -> T:
