@@ -50,6 +50,7 @@ _TABLE = {
     "top": _Entry("Jobs", "look.top:top"),
     "inspect": _Entry("Jobs", "look.inspect:inspect"),
     "log": _Entry("Jobs", "look.log:log"),
+    "rollouts": _Entry("Jobs", "look.rollouts:rollouts"),
     "metrics": _Entry("Jobs", "look.metrics:metrics"),
     "timeline": _Entry("Jobs", "look.timeline:timeline"),
     "dashboard": _Entry("Jobs", "look.dashboard:dashboard"),

@@ -18,7 +18,7 @@ from kvps.history.log_stream import entries_after
 from kvps.parsing import Fields, entry_ms
 from kvps.protocol.job_state import Commit, Entry
 from kvps.protocol.keys import JobKeys
-from kvps.protocol.plan import Contribution
+from kvps.protocol.plan import Contribution, TrainedItem
 
 _ID = re.compile(r"[0-9]{1,15}-[0-9]{1,19}", re.ASCII)
 _AT_ONCE = 1_000  # entries of a stream that are read in one request
@@ -123,7 +123,8 @@ def _commit(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
     commit = Commit.of(fields)
     version, plan = commit.version, commit.plan
     if plan.by:
-        return {"version": version, "contributions": [], "rejected": [], "by": plan.by, "loss": plan.loss}
+        known = {"version": version, "contributions": [], "rejected": [], "by": plan.by, "loss": plan.loss}
+        return known | ({"trained": len(plan.trained)} if plan.trained else {})
     return {
         "version": version,
         "contributions": [_contribution(version, c) for c in plan.contributions],
@@ -136,6 +137,15 @@ def _contribution(version: int, c: Contribution) -> dict[str, Any]:
     and the one before this."""
     known = {"worker": c.worker, "round": c.round, "base": c.base, "staleness": max(0, version - 1 - c.base)}
     return known | {"weight": c.weight, "unit": c.unit, "part": c.part} | ({"lacks": c.lacks} if c.lacks else {})
+
+
+def _fate(f: Fields, why: str) -> dict[str, Any]:
+    """Return the facts of experience that was not trained on: how many items, and `why`, the field of that name."""
+    return {
+        "version": f.whole("version"),
+        "items": len(TrainedItem.all_in(f)),
+        why: f.one_of(why, ["again", "drop"]) if why == "then" else f.text(why),
+    }
 
 
 def _lease(f: Fields, fields: dict[str, str]) -> dict[str, Any]:
@@ -178,5 +188,8 @@ _FACTS: dict[str, Any] = {
     "evaluate": lambda f, fields: Evaluation.of(fields, 0, "an evaluation in the log").facts,
     **dict.fromkeys(("stop", "suspend", "pause", "resume"), _asked),
     "set": _set,
+    "stale": lambda f, _: _fate(f, "then"),
+    "rejected": lambda f, _: _fate(f, "reason"),
+    "gone": lambda f, _: {"actor": f.name("actor"), "reason": f.text("reason")},
     "scale": lambda f, _: {"workers": f.whole("workers"), "before": f.whole("before")},
 }

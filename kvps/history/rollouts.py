@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvps.config.rollouts import Rollouts
 from kvps.errors import UsageError
 from kvps.history.commit_log import Log
 from kvps.history.log_stream import LogStream
-from kvps.parsing import LARGEST, Fields, whole
+from kvps.parsing import Fields, entry_ms, whole
 from kvps.protocol.job_state import Commit
 from kvps.protocol.plan import TrainedItem
 from kvps.protocol.rollout_scripts import Record
 from kvps.transport.opening import OpenedJob
 
-_MOST_ITEMS_TEXT = 1 << 20
+_COUNTS = ("offers", "bytes", "offered_bytes", "trained", "stale", "rejected")
 
 
 class ItemFate(NamedTuple):
@@ -65,6 +66,17 @@ class RolloutsNow(NamedTuple):
     staleness: Mapping[int, int]
     actors: list[ActorNow]
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All of it as JSON."""
+        return self._asdict() | {"actors": [actor._asdict() for actor in self.actors]}
+
+    @property
+    def brief(self) -> dict[str, int]:
+        """What one line says: how many items wait, are taken and were dropped, and how many actors there are."""
+        dropped = self.stale + self.rejected
+        return {"waiting": self.waiting, "taken": self.taken, "dropped": dropped, "actors": len(self.actors)}
+
 
 class JobRollouts:
     """The experience of one job; `Job.rollouts`."""
@@ -79,38 +91,55 @@ class JobRollouts:
             return Rollouts.of(text)
         raise UsageError(f"job {self._access.keys.job!r} takes no experience: no learner publishes it, or it is old")
 
-    def now(self) -> RolloutsNow:
-        """Return what there is at this instant. Raises UsageError, CorruptData."""
-        self.settings  # noqa: B018  raises
-        k = self._access.keys
-        hashes = [("HGETALL", key) for key in (k.rollouts, k.items, k.lots, k.units, k.actors)]
-        others = [("ZRANGE", k.actor_beats, 0, -1, "WITHSCORES"), ("SMEMBERS", k.taken_lots), ("TIME",)]
-        *replies, version = self._access.client.together([*hashes, *others, ("HGET", k.version, "version")])
-        numbers, items, lots, units, actors, beats, taken, now = replies
-        records = [Record.of(text, id) for id, text in items.items()]
-        of_taken = sum(len(lots.get(lot, "").split()) - 2 for lot in taken if lot in lots)
-        n, u, newest = Fields(numbers, "rollouts"), Fields(units, "units"), whole(version, "the version")
-        staleness: dict[int, int] = {}
-        for record in records:
-            late = newest - record.base
-            staleness[late] = staleness.get(late, 0) + 1
+    def now(self, staleness: bool = True) -> RolloutsNow:
+        """Return what there is at this instant. With `staleness` False, that is left empty, and no item is read. Raises
+        UsageError, CorruptData."""
+        group, k = self.settings.group, self._access.keys
+        counts, prompts, items, lots, actors, beats, now, version, *read = self._access.client.together(
+            [
+                ("HMGET", k.rollouts, *_COUNTS),
+                ("HMGET", k.units, "next", "done"),
+                ("HLEN", k.items),
+                ("SCARD", k.taken_lots),
+                ("HGETALL", k.actors),
+                ("ZRANGE", k.actor_beats, 0, -1, "WITHSCORES"),
+                ("TIME",),
+                ("HGET", k.version, "version"),
+                *([("HGETALL", k.items)] if staleness else []),
+            ]
+        )
+        n = dict(zip(_COUNTS, (whole(count or 0, "rollouts") for count in counts), strict=True))
+        handed_out, closed = (whole(count or 0, "the prompts") for count in prompts)
+        newest, taken = whole(version, "the version"), lots * group  # whole lots alone are taken
+        late = Counter(newest - Record.of(text, id).base for all_items in read for id, text in all_items.items())
         seen = {name: float(score) for name, score in zip(beats[::2], beats[1::2], strict=True)}
         now_ms = int(now[0]) * 1000 + int(now[1]) // 1000
         return RolloutsNow(
-            waiting=len(records) - of_taken,
-            taken=of_taken,
-            offered=n.whole("offers", default=0),
-            nbytes=n.whole("bytes", default=0) + n.whole("offered_bytes", default=0),
-            trained=n.whole("trained", default=0),
-            stale=n.whole("stale", default=0),
-            rejected=n.whole("rejected", default=0),
-            handed_out=u.whole("next", default=0),
-            closed=u.whole("done", default=0),
-            staleness=dict(sorted(staleness.items())),
+            waiting=items - taken,
+            taken=taken,
+            offered=n["offers"],
+            nbytes=n["bytes"] + n["offered_bytes"],
+            trained=n["trained"],
+            stale=n["stale"],
+            rejected=n["rejected"],
+            handed_out=handed_out,
+            closed=closed,
+            staleness=dict(sorted(late.items())),
             actors=[
                 _actor(name, text, (now_ms - seen.get(name, now_ms)) / 1000) for name, text in sorted(actors.items())
             ],
         )
+
+    def per_second(self, newest: int = 50) -> dict[str, float]:
+        """Return actor -> how many items of it have had their fate in a second, as the `newest` entries of the log say:
+        from the oldest of them until now. Raises CorruptData."""
+        entries = self._access.client.call("XREVRANGE", self._access.keys.commits, "+", "-", "COUNT", newest)
+        if not entries:
+            return {}
+        *later, first = entries
+        seconds = max(0.001, self._access.server.seconds() - entry_ms(*first) / 1000)
+        ended = Counter(fate.id.rpartition(".")[0] for _, fields in later for fate in _fates_in(fields))
+        return {actor: number / seconds for actor, number in ended.items()}
 
     def live(self) -> set[str]:
         """Return the ids of items without a fate, and of those that may still be accepted."""
@@ -133,17 +162,10 @@ class JobRollouts:
         state, stream = self._access.reader.state(), LogStream(self._access)
         log = Log(stream, state, Path(directory) if directory else None)
         for fields in log.entries():
-            kind = fields.get("kind")
-            f = Fields(fields, "an entry of the log")
-            if kind == "recover":  # what came after that version was lost, and waits again
-                found = {id: each for id, each in found.items() if (each.version or 0) <= f.whole("version")}
-            elif kind == "commit":
-                commit = Commit.of(fields)
-                found |= {i.id: ItemFate(i.id, "trained", commit.version, i.unit) for i in commit.plan.trained}
-            elif kind in ("stale", "rejected"):
-                reason = f.text("then" if kind == "stale" else "reason", default="")
-                for item in map(TrainedItem.from_text, f.text("items", _MOST_ITEMS_TEXT).split(",")):
-                    found[item.id] = ItemFate(item.id, kind, f.whole("version", high=LARGEST), item.unit, reason)
+            if fields.get("kind") in ("recover", "restore"):  # what came after that version was lost, and waits again
+                version = Fields(fields, "an entry of the log").whole("version")
+                found = {id: each for id, each in found.items() if (each.version or 0) <= version}
+            found |= {fate.id: fate for fate in _fates_in(fields)}
         return [*found.values(), *(each for each in without if each.id not in found)]
 
     def _without_fate(self) -> list[ItemFate]:
@@ -156,6 +178,18 @@ class JobRollouts:
             ItemFate(id, "taken" if id in taken_ids else "waiting", None, Record.of(text, id).unit)
             for id, text in items.items()
         ]
+
+
+def _fates_in(fields: Mapping[str, str]) -> Iterator[ItemFate]:
+    """Yield the fates that an entry of the log tells. Raises CorruptData."""
+    kind = fields.get("kind")
+    if kind == "commit":
+        commit = Commit.of(fields)
+        yield from (ItemFate(i.id, "trained", commit.version, i.unit) for i in commit.plan.trained)
+    elif kind in ("stale", "rejected"):
+        f = Fields(fields, "an entry of the log")
+        version, reason = f.whole("version"), f.text("then" if kind == "stale" else "reason", default="")
+        yield from (ItemFate(i.id, kind, version, i.unit, reason) for i in TrainedItem.all_in(f))
 
 
 def _actor(name: str, text: str, silent_s: float) -> ActorNow:

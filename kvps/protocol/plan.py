@@ -25,6 +25,7 @@ _ITEM = re.compile(
     rf"((?:{NAME.pattern})\.[0-9]{{1,16}}-[A-Za-z0-9]{{1,32}}:[0-9]{{1,16}}) (-|\d{{1,16}}) (\d{{1,16}})"
 )
 _MOST_TRAINED = MOST_TAKEN * MOST_GROUP
+_MOST_ITEMS_TEXT = 1 << 20
 
 
 def set_lr(fields: Fields) -> float | None:
@@ -91,6 +92,11 @@ class TrainedItem(NamedTuple):
             refuse("an item of experience", "its id, prompt and version", text)
         id, unit, base = match.groups()
         return cls(id, None if unit == "-" else int(unit), int(base))
+
+    @classmethod
+    def all_in(cls, f: Fields) -> list[TrainedItem]:
+        """Return the items of an entry `stale` or `rejected` of the log. Raises CorruptData."""
+        return [cls.from_text(text) for text in f.text("items", _MOST_ITEMS_TEXT).split(",")]
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ class JobWatch:
             events=events,
             evaluation=Evaluation.stored(evaluation) if evaluation else None,
             settings=_settings(job.config),
+            rollouts=job.rollouts.now(staleness=False) if job.config.metadata.rollouts else None,
         )
 
     def kept(self) -> tuple[dict[str, list[Iteration]], dict[int, list[ShardVersion]]]:

@@ -3,8 +3,9 @@ vision tell apart. The pages of the dashboard repeat them in style.css and words
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from kvps.errors import counted
 from kvps_monitor.job_now import FINISHED, NAMED
 from kvps_monitor.views import WorkerView
 
@@ -71,3 +72,11 @@ def present(state: str, there: int, expected: int) -> str:
     if not expected:
         return "-"
     return f"{expected:,}" if state == FINISHED else f"{there:,} of {expected:,}"
+
+
+def experience(brief: Mapping[str, int] | None) -> str:
+    """Return what there is of a job's experience, "5 waiting, 2 taken, 0 dropped, 3 actors"; "" if it takes none."""
+    if brief is None:
+        return ""
+    items = ", ".join(f"{brief[name]:,} {name}" for name in ("waiting", "taken", "dropped"))
+    return f"{items}, {counted(brief['actors'], 'actor')}"

@@ -9,6 +9,7 @@ from typing import Any
 from kvps.errors import counted
 from kvps.history.evaluations import Evaluation
 from kvps.history.events import Event
+from kvps.history.rollouts import RolloutsNow
 
 WORKING = ("computing", "fetching", "pushing", "waiting")
 """The states of a worker that is at work."""
@@ -113,6 +114,7 @@ class JobView:
     events         the newest events of its log, oldest first
     settings       each setting of the job as text, by name
     evaluation     what was reported last of the weights of a version; None if nothing was
+    rollouts       the experience that its learner takes, without its staleness; None if it takes none
     """
 
     job: str
@@ -150,6 +152,7 @@ class JobView:
     evaluation: Evaluation | None = None
     settings: dict[str, str] = field(default_factory=dict, repr=False)
     losses: list[tuple[int, float]] = field(default_factory=list)
+    rollouts: RolloutsNow | None = None
 
     @property
     def published_by(self) -> str:
@@ -177,4 +180,5 @@ class JobView:
     def as_json(self) -> dict[str, Any]:
         """Return all of it as JSON; see `event_json`."""
         told = self.evaluation and self.evaluation._asdict()
-        return asdict(self) | {"evaluation": told, "events": [event_json(event) for event in self.events]}
+        others = {"evaluation": told, "rollouts": self.rollouts and self.rollouts.facts}
+        return asdict(self) | others | {"events": [event_json(event) for event in self.events]}

@@ -113,7 +113,7 @@ class Chain:
         had, of_all = counted(self.contributions, "contribution"), sum(state.clock.values())
         if self.contributions != of_all:
             yield f"the log has {had}, the job has counted {of_all:,}"
-        if self._begin.version:
+        if self._begin.version or self._config.metadata.publishes:  # its units are prompts
             return
         for worker, clock in state.clock.items():
             if self._clock[worker] != clock:
@@ -139,9 +139,11 @@ class Chain:
         if len(commit.shards) != shards:
             yield f"it names {counted(len(commit.shards), 'shard')}, the job has {shards}"
         if self._config.metadata.publishes:
+            if plan.trained and not self._config.metadata.rollouts:
+                yield "it was trained on experience, and the job takes none"
             yield from self.learners.problems(plan)
             return
-        if plan.by or plan.loss is not None:
+        if plan.by or plan.loss is not None or plan.trained:
             yield "it says that a learner published it, and workers train the job"
         if strangers := [c.worker for c in plan.contributions if c.worker not in self._ranks]:
             yield f"it holds a contribution of {strangers[0]!r}, which never joined"

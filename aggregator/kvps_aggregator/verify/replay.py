@@ -8,7 +8,7 @@ every resulting digest is compared with the logged one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ from kvps_aggregator.step.reduce import reduce_plan
 from kvps_aggregator.step.shard_arrays import ShardArrays
 from kvps_aggregator.verify.chain import Chain, Unproved, digest_of, located, settings_of
 from kvps_aggregator.verify.contribution import Coding
+from kvps_aggregator.verify.fates import Experience
 
 Encode = Callable[[Array], Bytes]
 
@@ -61,6 +62,7 @@ class Proof:
     replayed_since                 the version that the replay began with
     replayed                       how many commits came out bit for bit; `by` "recomputed", "recorded" or "" (neither)
     learners                       how many learners published the versions; 0 if workers train the job
+    experience                     what became of the items that a learner took
     differences                    how many versions a difference that Redis still has makes of the version before
     weights_sha256                 the SHA-256 of the weights of `weights_version` in Redis
     differs                        the first commit that differs, and how; "" if there is none
@@ -78,6 +80,7 @@ class Proof:
     differs: str
     learners: int = 0
     differences: int = 0
+    experience: Experience = field(default_factory=Experience)
 
 
 def prove(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvps_monitor import palette
@@ -13,7 +13,20 @@ from kvps_cli.long_work import duration
 from kvps_cli.output import loss_text, print_json, say
 from kvps_cli.tables import print_rows
 
-_COLUMNS = ("job", "task", "mode", "workers", "version", "versions/s", "loss", "last change", "age", "state")
+_COLUMNS = (
+    "job",
+    "task",
+    "mode",
+    "workers",
+    "version",
+    "versions/s",
+    "loss",
+    "rollouts",
+    "last change",
+    "age",
+    "state",
+)
+_WITHOUT_ROLLOUTS = tuple(name for name in _COLUMNS if name != "rollouts")
 _LEAST = ("age", "last change", "task", "loss", "versions/s", "mode")  # what a narrow terminal does without
 
 
@@ -24,21 +37,23 @@ def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     if as_json:
         print_json(summaries)
     elif summaries:
-        print_rows(_COLUMNS, map(_row, summaries), _LEAST)
+        columns = _COLUMNS if any(job.get("rollouts") for job in summaries) else _WITHOUT_ROLLOUTS
+        print_rows(columns, (_row(job, columns) for job in summaries), _LEAST)
     else:
         say("no jobs; start one with kvps up digits or kvps create TASK --job NAME")
 
 
-def _row(job: Mapping[str, Any]) -> list[str]:
+def _row(job: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
     if "reason" in job:
-        return [job["job"], *"-" * (len(_COLUMNS) - 2), f"{job['state']}: {job['reason']}"]
+        return [job["job"], *"-" * (len(columns) - 2), f"{job['state']}: {job['reason']}"]
     shown = {
         "state": palette.job_does(job["state"], job["waits_for"], job["why"]),
         "workers": palette.present(job["state"], job["active"], job["workers"]),
         "version": f"{job['version']:,}",
         "versions/s": f"{job['commits_per_s']:,.1f}",
         "loss": loss_text(job["loss"]),
+        "rollouts": palette.experience(job["rollouts"]),
         "last change": f"{duration(job['silent_s'])} ago",
         "age": duration(job["age_s"]),
     }
-    return [str(({**job, **shown})[column]) or "-" for column in _COLUMNS]
+    return [str(({**job, **shown})[column]) or "-" for column in columns]

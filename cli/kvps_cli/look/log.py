@@ -115,10 +115,11 @@ def _line(event: Event) -> str:
 def _commit(facts: Facts) -> str:
     if "by" in facts:
         loss = "" if facts["loss"] is None else f", loss {facts['loss']:.6g}"
-        return f"version {facts['version']:,}: published by {facts['by']}{loss}"
-    counted = ", ".join(map(_contribution, facts["contributions"])) or "no contribution"
+        on = f", trained on {counted(facts['trained'], 'item')}" if "trained" in facts else ""
+        return f"version {facts['version']:,}: published by {facts['by']}{loss}{on}"
+    made_of = ", ".join(map(_contribution, facts["contributions"])) or "no contribution"
     out = ", ".join(f"{c['worker']} round {c['round']:,}" for c in facts["rejected"])
-    return f"version {facts['version']:,}: {counted}{f'; without {out}' if out else ''}"
+    return f"version {facts['version']:,}: {made_of}{f'; without {out}' if out else ''}"
 
 
 def _contribution(c: Facts) -> str:
@@ -142,6 +143,7 @@ def _set(facts: Facts) -> str:
     return ", ".join(filter(None, [f"learning rate {lr}", facts["by"] and f"by {facts['by']}", facts["reason"]]))
 
 
+_AGAIN = {"again": ": the prompts are handed out again", "drop": ""}
 _WORDS: dict[str, Callable[[Facts], str]] = {
     "create": lambda f: f"version {f['version']:,}",
     "restore": lambda f: (
@@ -162,5 +164,8 @@ _WORDS: dict[str, Callable[[Facts], str]] = {
     "evaluate": lambda f: f"version {f['version']:,}: {figures_text(f['figures'])}, by {f['by']}",
     **dict.fromkeys(("stop", "suspend", "pause", "resume"), _asked),
     "set": _set,
+    "stale": lambda f: f"{counted(f['items'], 'item')}, too old after version {f['version']:,}{_AGAIN[f['then']]}",
+    "rejected": lambda f: f"{counted(f['items'], 'item')} after version {f['version']:,}: {f['reason']}",
+    "gone": lambda f: f"actor {f['actor']}: {f['reason']}",
     "scale": lambda f: f"from {f['before']:,} to {counted(f['workers'], 'worker')}",
 }

@@ -43,6 +43,8 @@ def status(job: options.AnyJobName = None, as_json: options.AsJson = False, redi
     console.print(f"version {view.version:,}  head {view.head[:12]}  {what}")
     if view.units_text:
         console.print(view.units_text)
+    if view.rollouts:
+        console.print(f"rollouts {palette.experience(view.rollouts.brief)}")
     if view.evaluation_text:
         console.print(printable(view.evaluation_text), soft_wrap=True)
     if c.transport == "shm":

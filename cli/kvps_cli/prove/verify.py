@@ -17,6 +17,7 @@ import numpy as np
 import typer
 from kvps_aggregator.verify.chain import Unproved
 from kvps_aggregator.verify.differences import differences_followed
+from kvps_aggregator.verify.fates import Experience, experience_proved
 from kvps_aggregator.verify.recording import Recorded
 from kvps_aggregator.verify.replay import Encode, Proof, Source, prove
 from kvps_workers import Task, load_task
@@ -132,15 +133,19 @@ def proof_of(
         source = Recorded(record, job.name, state.id, job.layout, job.config.gradient_format)
     elif job.config.metadata.task and not job.config.takes_local_steps:
         source = Recomputed(job, state)
+    takes = published and bool(job.config.metadata.rollouts)
+    before = job.rollouts.now(staleness=False) if takes else None
     with work.stage("reading the log"):
         log = _WatchedLog(job, state, checkpoints, work)
     proof = prove(log, state, job.config, job.layout, (version, flat), source, start)
     if published and not proof.differs:
         try:
-            followed = differences_followed(job.access, log, state)
+            proof = dataclasses.replace(proof, differences=differences_followed(job.access, log, state))
+            if before:
+                with work.stage("checking the experience"):
+                    proof = dataclasses.replace(proof, experience=experience_proved(job, log, state, before))
         except (Unproved, CorruptData) as reason:
             return state, dataclasses.replace(proof, differs=str(reason))
-        return state, dataclasses.replace(proof, differences=followed)
     return state, proof
 
 
@@ -238,6 +243,8 @@ def _show(state: State, proof: Proof, config: JobConfig) -> None:
     print(f"chain       {number}{behind}, {counted(proof.contributions, 'contribution')}: unbroken, {end}")
     if config.metadata.publishes:
         print(f"published   {counted(proof.commits - proof.since, 'version')} by {counted(proof.learners, 'learner')}")
+        if proof.experience != Experience():
+            print(f"experience  {proof.experience}")
     elif proof.by:
         since = f" after version {proof.replayed_since}" if proof.replayed_since else ""
         number = counted(state.version - proof.replayed_since, "commit")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from kvps.history.rollouts import ActorNow
 from kvps.parsing import json_of
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps_monitor.dashboard.history import Snapshot
@@ -26,9 +27,23 @@ WORKER_FIELDS = (*_fields(WorkerView, "state_s", "silent_s", "losses"), "since_m
 _OF_JOB = (
     "evaluation_text",
     "published_by",
-    *_fields(JobView, "at_ms", "workers", "shards", "standbys", "events", "evaluation", "gradient_norms", "losses"),
+    *_fields(
+        JobView,
+        "at_ms",
+        "workers",
+        "shards",
+        "standbys",
+        "events",
+        "evaluation",
+        "gradient_norms",
+        "losses",
+        "rollouts",
+    ),
 )
 _OF_SHARD = _fields(ShardView, "phases")
+_ACTORS = 100
+"""How many actors a frame has; `kvps rollouts` has all."""
+_SILENT_S = 5  # a sign of life comes more often: a row changes only if its actor has sent something, or is silent
 _NAMED = 6
 """How many contributions of a version an event has in a frame; `/log` has all."""
 
@@ -58,8 +73,12 @@ class Look:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The facts of the job itself."""
-        return {name: _short(getattr(self.view, name)) for name in _OF_JOB}
+        """The facts of the job itself, and of the experience that it takes, if it does."""
+        there, now = {name: _short(getattr(self.view, name)) for name in _OF_JOB}, self.view.rollouts
+        return there | {
+            "rollouts": now and now.brief,
+            "actors": [_actor_row(a) for a in now.actors[:_ACTORS]] if now else [],
+        }
 
     @cached_property
     def rows(self) -> list[list[Any]]:
@@ -145,6 +164,10 @@ def _worker_row(w: WorkerView, at_ms: int) -> list[Any]:
 
 def _shard_row(s: ShardView) -> dict[str, Any]:
     return {name: _short(getattr(s, name)) for name in _OF_SHARD} | {"phases": [_short(ms) for ms in s.phases.values()]}
+
+
+def _actor_row(actor: ActorNow) -> dict[str, Any]:
+    return actor._asdict() | {"silent_s": int(actor.silent_s) // _SILENT_S * _SILENT_S}
 
 
 def _short(value: Any) -> Any:

@@ -13,7 +13,7 @@ from kvps_monitor.job_now import JOB_WORDS
 from kvps_monitor.metrics.exporter import Exporter
 from kvps_monitor.metrics.job_reader import JobReader
 from kvps_monitor.metrics.table import COUNTER, HISTOGRAM, TABLE, Spec
-from kvps_monitor.metrics.totals import Histogram, ShardTotals, WorkerTotals
+from kvps_monitor.metrics.totals import FATES, Histogram, ShardTotals, WorkerTotals
 
 Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 _EVENTS = {
@@ -85,6 +85,12 @@ class _Families:
             "kvps_workers_expected": now.workers,
         }.items():
             self.add(name, [job], value)
+        if reader.rollouts is not None:
+            for each in ("waiting", "taken"):
+                self.add(f"kvps_rollouts_{each}", [job], getattr(reader.rollouts, each))
+            for fate in FATES:
+                self.add(f"kvps_rollouts_{fate}_total", [job], totals.fates[fate])
+            self.add("kvps_actors", [job], len(reader.rollouts.actors))
         if totals.gradient_norm is not None:
             self.add("kvps_gradient_norm", [job], totals.gradient_norm)
         if totals.learner_loss is not None:

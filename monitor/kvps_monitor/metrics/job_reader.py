@@ -7,6 +7,7 @@ from threading import Lock
 
 from kvps.history.evaluations import Evaluation
 from kvps.history.events import EventLog
+from kvps.history.rollouts import RolloutsNow
 from kvps.job import Job
 from kvps_monitor.job_now import JobNow
 from kvps_monitor.metrics.totals import JobTotals
@@ -14,8 +15,8 @@ from kvps_monitor.spans import Traces
 
 
 class JobReader:
-    """Reads a job on one thread, while others look at `totals`, `now`, `active` and the newest `evaluation` with `lock`
-    held. `active` says of each worker whether it is in the vector clock."""
+    """Reads a job on one thread, while others look at `totals`, `now`, `active`, `rollouts` and the newest `evaluation`
+    with `lock` held. `active` says of each worker whether it is in the vector clock."""
 
     def __init__(self, job: Job, lock: Lock) -> None:
         """Raises JobNotFound, CorruptData, ServerLost."""
@@ -25,6 +26,7 @@ class JobReader:
         self.now: JobNow | None = None
         self.active: dict[str, bool] = {}
         self.evaluation: Evaluation | None = None
+        self.rollouts: RolloutsNow | None = None
         self._lock = lock
         self._events = EventLog(job.access.client, job.access.keys)
         self._traces = Traces(job)
@@ -38,6 +40,7 @@ class JobReader:
             heard()
         state = self.job.state()
         now, evaluation = JobNow.read(self.job, state), self.job.evaluation()
+        rollouts = self.job.rollouts.now(staleness=False) if self.job.config.metadata.rollouts else None
         # The last request: what a trace has given is counted, whichever call fails.
         iterations, versions = self._traces.read(list(state.members))
         with self._lock:
@@ -52,5 +55,7 @@ class JobReader:
             for shard, made in versions.items():
                 totals.add_versions(shard, made)
                 totals.shards[shard].takes = max(totals.shards[shard].takes, now.terms[shard])
-            self.evaluation = evaluation
+            if rollouts:
+                totals.fates = {fate: max(before, getattr(rollouts, fate)) for fate, before in totals.fates.items()}
+            self.evaluation, self.rollouts = evaluation, rollouts
             self.now, self.active = now, {name: member.active for name, member in state.members.items()}

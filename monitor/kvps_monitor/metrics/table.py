@@ -62,6 +62,12 @@ TABLE = (
     Spec("kvps_recoveries_total", COUNTER, _JOB, f"Restarts of Redis that lost versions. {_SINCE_FIRST_READING}"),
     Spec("kvps_backlog_contributions", GAUGE, _JOB, "Accepted contributions that wait for their commit."),
     Spec("kvps_learner_loss", GAUGE, _JOB, "What the learner that publishes the job said of its newest version."),
+    Spec("kvps_rollouts_waiting", GAUGE, _JOB, "Items of experience that wait for the learner."),
+    Spec("kvps_rollouts_taken", GAUGE, _JOB, "Items of experience that the learner has taken, without a fate yet."),
+    Spec("kvps_rollouts_trained_total", COUNTER, _JOB, "Items of experience that a version was trained on."),
+    Spec("kvps_rollouts_stale_total", COUNTER, _JOB, "Items of experience that were dropped, as too old."),
+    Spec("kvps_rollouts_rejected_total", COUNTER, _JOB, "Items of experience that the learner rejected."),
+    Spec("kvps_actors", GAUGE, _JOB, "Actors that send the learner experience."),
     Spec("kvps_gradient_norm", GAUGE, _JOB, "Norm of the reduced gradient of the newest version, over all shards."),
     Spec(
         "kvps_evaluation",

@@ -19,6 +19,9 @@ STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper bounds of the buckets of a shard's phases, in seconds."""
 
+FATES = ("trained", "stale", "rejected")
+"""What becomes of an item of experience."""
+
 
 class Histogram:
     """Values counted by the first bound that is no lower; what is above all bounds is counted last."""
@@ -98,6 +101,7 @@ class JobTotals:
     missed         versions whose commit was gone before it was read
     gradient_norm  of the newest version of which all shards' parts are known; None if a learner publishes the job
     learner_loss   what the learner that publishes the job said last
+    fates          how many items of experience had which fate, see `FATES`
     """
 
     def __init__(self, shards: int, begin: int) -> None:
@@ -108,6 +112,7 @@ class JobTotals:
         self.missed = self.recoveries = self.units_done = self.backups = 0
         self.gradient_norm: float | None = None
         self.learner_loss: float | None = None
+        self.fates = dict.fromkeys(FATES, 0)
         self._next = begin + 1
         self._norms = WholeVersions(shards)
 

@@ -211,6 +211,7 @@ def header(view: JobView, width: int) -> list[Text]:
         if not left or view.eta_s is not None:
             third.insert(0, f"{figures.duration(view.eta_s)} left" if left else "all done")
     lines = [first, _text("  ".join(second)), _text("  ".join(third))]
+    lines += [_text(f"rollouts {palette.experience(view.rollouts.brief)}")] if view.rollouts else []
     lines += [_text(view.evaluation_text)] if view.evaluation else []
     for line in lines:
         line.truncate(width, overflow="ellipsis")

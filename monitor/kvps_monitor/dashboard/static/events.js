@@ -56,6 +56,12 @@ function facts(job, event, whole_) {
       return [[event.lr === null ? "the optimizer's own learning rate" : `learning rate ${event.lr}`, asked(event)].filter(Boolean).join(", ")];
     case "adopt":
       return [`by ${event.by}`];
+    case "stale":
+      return [`${plural(event.items, "item")}, too old after version ${whole(event.version)}${event.then === "again" ? ": the prompts are handed out again" : ""}`];
+    case "rejected":
+      return [`${plural(event.items, "item")} after version ${whole(event.version)}: ${event.reason}`];
+    case "gone":
+      return [`actor ${event.actor}: ${event.reason}`];
     case "scale":
       return [`from ${whole(event.before)} to ${plural(event.workers, "worker")}`];
     default:
@@ -73,7 +79,8 @@ function commit(job, event, whole_) {
   const counted = event.contributions;
   const number = event.contributions_in_all ?? counted.length;
   const title = el("b", {}, `version ${whole(event.version)}`);
-  if (event.by) return [title, el("span.muted", {}, ` published by ${event.by}${event.loss === null ? "" : `, loss ${Number(event.loss.toPrecision(6))}`}`)];
+  const on = event.trained ? `, trained on ${plural(event.trained, "item")}` : "";
+  if (event.by) return [title, el("span.muted", {}, ` published by ${event.by}${event.loss === null ? "" : `, loss ${Number(event.loss.toPrecision(6))}`}${on}`)];
   const said = [title, el("span.muted", {}, ` ${number ? plural(number, "contribution") : "no contribution"}`)];
   const chips = el("div.chips", {}, ...counted.slice(0, whole_ ? SHOWN : 4).map((each) => chip(job, each)));
   const left = number - Math.min(counted.length, whole_ ? SHOWN : 4);

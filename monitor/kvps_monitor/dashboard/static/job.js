@@ -18,7 +18,7 @@ export function showJob(page, job) {
   const what = el("p.muted");
   const final = el("p", { hidden: true });
   const evaluation = el("p.muted", { hidden: true });
-  const tiles = new Tiles(["Progress", "Elapsed", "Time left", "Version", "Versions", "Loss", "Workers", "Contributions", "Backlog", "Units", "Backup tasks", "Memory"]);
+  const tiles = new Tiles(["Progress", "Elapsed", "Time left", "Version", "Versions", "Loss", "Workers", "Contributions", "Backlog", "Rollouts waiting", "Taken", "Dropped", "Actors", "Units", "Backup tasks", "Memory"]);
   const charts = makeCharts();
   const chartsNode = el("div.charts", {}, ...Object.values(charts).map((chart) => chart.node));
   const beside = new Beside(job, (name) => {
@@ -32,6 +32,9 @@ export function showJob(page, job) {
   const counts = el("span.counts");
   const events = el("ol.log");
   const shards = el("tbody");
+  const actors = el("tbody");
+  const unnamed = el("p.muted", { hidden: true }, "More than these: kvps rollouts shows all.");
+  const actorsCard = el("section.card", { hidden: true }, el("h2", {}, "Actors"), el("div.wide-table", {}, listTable(".small", ACTOR_COLUMNS, actors)), unnamed);
   let stream = null;
   const workers = workerTable(job, () => stream);
   stream = new JobStream(job, () => update());
@@ -48,6 +51,7 @@ export function showJob(page, job) {
     el("div.over", {}, el("h2", {}, "The whole run"), over, beside.choice, beside.facts),
     chartsNode,
     workersCard,
+    actorsCard,
     el("section.card", {}, el("h2", {}, "Shards"), el("div.wide-table", {}, listTable(".small", SHARD_COLUMNS, shards))),
     el("details.card", {}, el("summary", {}, "Settings"), settings),
     el("section.card", {}, el("div.title", {}, el("h2", {}, "Latest"), el("a", { href: `${jobPath(job)}/log` }, "Whole log")), events),
@@ -96,6 +100,10 @@ export function showJob(page, job) {
       Workers: published ? "" : present(f.state, active, f.expected_workers),
       Backlog: published ? "" : whole(f.backlog),
       Contributions: f.rounds || published ? "" : whole(f.contributions), // the same as the units
+      "Rollouts waiting": f.rollouts ? whole(f.rollouts.waiting) : "",
+      Taken: f.rollouts ? whole(f.rollouts.taken) : "",
+      Dropped: f.rollouts ? whole(f.rollouts.dropped) : "",
+      Actors: f.rollouts ? whole(f.rollouts.actors) : "",
       Units: f.units ? `${whole(f.units_done)} of ${whole(f.units)}` : "",
       "Backup tasks": f.backups ? whole(f.backups) : "",
       "Time left": f.eta_s ? roughly(f.eta_s) : "",
@@ -106,6 +114,9 @@ export function showJob(page, job) {
     setCounts(counts, stream.workers);
     showWorkers();
     updateShards(shards, stream);
+    actorsCard.hidden = f.actors.length === 0;
+    unnamed.hidden = !f.rollouts || f.rollouts.actors === f.actors.length;
+    renew(actors, [f.version, f.actors], () => f.actors.map((actor) => actorRow(actor, f.version)));
     const latest = stream.events.slice(-EVENTS).reverse();
     renew(events, latest, () => latest.map((event) => eventNode(job, event)));
     timeline.update();
@@ -224,6 +235,22 @@ function setCounts(node, workers) {
   for (const w of workers) number.set(w.state, (number.get(w.state) ?? 0) + 1);
   const words = STATES.filter((state) => number.has(state)).map((state) => `${whole(number.get(state))} ${state}`);
   renew(node, words, () => words.map((word) => statePill(word.split(" ")[1], word)));
+}
+
+const ACTOR_COLUMNS = ["Actor", "Version", "Behind", "Prompt", "Items", "Silent", "Host"];
+
+function actorRow(actor, version) {
+  return el(
+    "tr",
+    {},
+    el("th", { scope: "row" }, actor.name),
+    cell("Version", whole(actor.version)),
+    cell("Behind", whole(actor.version === null ? null : version - actor.version)),
+    cell("Prompt", whole(actor.unit)),
+    cell("Items", whole(actor.items)),
+    cell("Silent", actor.silent_s ? `for ${duration(1000 * actor.silent_s)}` : "–"),
+    cell("Host", actor.host),
+  );
 }
 
 const SHARD_COLUMNS = ["Shard", "Holder", "Term", "Versions", "Makes one in", "Time", "Receives", "Stores"];

@@ -4,7 +4,7 @@ import { eventNode, setBound } from "./events.js";
 
 const COUNT = 40;
 const MOST = 2000; // events in the page
-const KINDS = { "all events": "", versions: "commit", "workers that came or went": "join,leave,evict", "backup tasks": "backup,duplicate", evaluations: "evaluate", "what went wrong": "evict,reject,recover", aggregators: "take,release" };
+const KINDS = { "all events": "", versions: "commit", "workers that came or went": "join,leave,evict", "backup tasks": "backup,duplicate", evaluations: "evaluate", "what went wrong": "evict,reject,recover,stale,rejected,gone", aggregators: "take,release" };
 
 export function showLog(page, job) {
   const list = el("ol.log");
