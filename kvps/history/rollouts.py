@@ -141,6 +141,13 @@ class JobRollouts:
         ended = Counter(fate.id.rpartition(".")[0] for _, fields in later for fate in _fates_in(fields))
         return {actor: number / seconds for actor, number in ended.items()}
 
+    def brief(self) -> RolloutsNow | None:
+        """Return `now` without its staleness; None if the job takes no experience, or nobody has sent any."""
+        if not self._access.config.metadata.rollouts:
+            return None
+        now = self.now(staleness=False)
+        return now if any((*now.brief.values(), now.offered, now.trained)) else None
+
     def live(self) -> set[str]:
         """Return the ids of items without a fate, and of those that may still be accepted."""
         k = self._access.keys

@@ -26,7 +26,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
     why          who has stopped, suspended or paused it, and why; "" if it goes on
     run          the same in parts, with when
     commits_per_s  versions a second, lately
-    rollouts     how many items of experience there are, see `RolloutsNow.brief`; None if the job takes none
+    rollouts     how many items of experience there are, see `RolloutsNow.brief`; None if none has come
     loss         the mean of the newest losses of its first workers, or what its learner said; None if they say none
     silent_s     seconds since the last version was committed, or a worker came or went
     age_s        seconds since it was created, or since the first worker came, if the log's beginning is in a file
@@ -67,7 +67,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
         "run": state.run._asdict(),
         "commits_per_s": lately.per_second(),
         "loss": mean(losses) if losses else None,
-        "rollouts": job.rollouts.now(staleness=False).brief if c.metadata.rollouts else None,
+        "rollouts": rollouts.brief if (rollouts := job.rollouts.brief()) else None,
         "silent_s": _seconds_since(entry_ms(state.last_entry, {}), now),
         "age_s": _seconds_since(began_ms, now),
     }

@@ -86,7 +86,7 @@ class JobWatch:
             losses=list(self._losses),
             gradient_norms=[(figures.version, figures.norm) for figures in self._made if figures.contributions],
             units=job.config.units,
-            units_done=state.units_done,
+            units_done=state.units_done if job.config.units else 0,
             rounds=job.config.unit_rounds.rounds if job.config.unit_rounds else 0,
             backups=now.backups,
             progress=_progress(state, job.config),
@@ -102,7 +102,7 @@ class JobWatch:
             events=events,
             evaluation=Evaluation.stored(evaluation) if evaluation else None,
             settings=_settings(job.config),
-            rollouts=job.rollouts.now(staleness=False) if job.config.metadata.rollouts else None,
+            rollouts=job.rollouts.brief(),
         )
 
     def kept(self) -> tuple[dict[str, list[Iteration]], dict[int, list[ShardVersion]]]:

@@ -78,3 +78,24 @@ def test_nothing_is_before_the_first_id_of_all(store: Store) -> None:
     job = store.create_job("j", model())
     assert EventLog(job.access.client, job.access.keys).before("0-0", 5) == []
     assert EventLog(job.access.client, job.access.keys).before("0-1", 5) == []
+
+
+def test_what_became_of_experience_is_told_in_numbers(store: Store) -> None:
+    job = store.create_job("j", model())
+    for fields in (
+        {"kind": "stale", "version": "3", "items": "a.1-x:1 - 0,a.1-x:2 - 1", "then": "drop"},
+        {"kind": "rejected", "version": "3", "items": "a.1-x:3 7 2", "reason": "no reward"},
+        {"kind": "gone", "actor": "a", "incarnation": "1-x", "reason": "no sign of life for 10.0 s"},
+    ):
+        store.client.call("XADD", job.access.keys.commits, "*", *chain(*fields.items()))
+    log = EventLog(store.client, job.access.keys)
+    assert [(each.kind, each.facts) for each in log.newest(3)] == [
+        ("stale", {"version": 3, "items": 2, "then": "drop"}),
+        ("rejected", {"version": 3, "items": 1, "reason": "no reward"}),
+        ("gone", {"actor": "a", "reason": "no sign of life for 10.0 s"}),
+    ]
+    for items in ("", "a.1-x:3 7", "a.1-x:3 7 2," * 3):
+        damaged = {"kind": "rejected", "version": "3", "items": items, "reason": "x"}
+        store.client.call("XADD", job.access.keys.commits, "*", *chain(*damaged.items()))
+        with pytest.raises(kvps.CorruptData, match="an item of experience"):
+            log.newest(1)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from threading import Lock
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from helpers.experience import experienced
 from kvps_monitor import palette
 from kvps_monitor.dashboard.answers import job_list
+from kvps_monitor.dashboard.frames import Look, frame
 from kvps_monitor.dashboard.watches import Watches
 from kvps_monitor.graph import as_json, as_svg
 from kvps_monitor.job_now import JOB_WORDS, LACKS_LEARNER, RUNS
 from kvps_monitor.live import KEPT, JobWatch
+from kvps_monitor.metrics.job_reader import JobReader
 from kvps_monitor.top import rows
 
 from kvps.store import Store
@@ -104,3 +108,35 @@ def test_the_dashboard_has_its_losses_by_version(store: Store) -> None:
             3.0,
             "its learner's own optimizer",
         )
+
+
+def test_experience_is_in_a_view_and_in_frames_as_long_as_any_has_come(store: Store) -> None:
+    with experienced(store) as (policy, quick, _):
+        watch = JobWatch(policy.job)
+        views = [watch.look(), watch.look()]
+        assert views[1].rollouts
+        assert views[1].rollouts.brief == {"waiting": 1, "taken": 2, "dropped": 4, "actors": 2}
+        assert not views[1].rollouts.staleness, "no item is read for it"
+        first, second = (Look(number, 1, view, {}, {}, {}) for number, view in enumerate(views, 1))
+        rows = [(each["name"], each["version"], each["unit"], each["items"]) for each in first.facts["actors"]]
+        assert rows == [("quick", 3, 4, 7), ("slow", 0, None, 2)]
+        assert first.facts["rollouts"] == views[0].rollouts.brief
+        assert "actors" not in json.loads(frame(first, second)[6:])["job"], "nothing has changed"
+        quick.rollouts.put({"reward": 1.0}, version=3)
+        third = json.loads(frame(second, Look(3, 1, watch.look(), {}, {}, {}))[6:])["job"]
+        assert (third["rollouts"]["waiting"], third["actors"][0]["items"]) == (2, 8)
+    with store.publisher("other", weights(0)) as policy:
+        facts = Look(1, 1, JobWatch(policy.job).look(), {}, {}, {}).facts
+        assert (facts["rollouts"], facts["actors"]) == (None, [])
+
+
+def test_metrics_of_experience_never_go_back(store: Store) -> None:
+    with experienced(store) as (policy, *_):
+        reader = JobReader(policy.job, Lock())
+        reader.read(lambda: None)
+        assert reader.totals.fates == {"trained": 2, "stale": 2, "rejected": 2}
+        store.client.call("HSET", policy.job.access.keys.rollouts, "trained", 1)
+        reader.read(lambda: None)
+        assert reader.totals.fates["trained"] == 2
+        assert reader.rollouts
+        assert (reader.rollouts.waiting, reader.rollouts.trained) == (1, 1)

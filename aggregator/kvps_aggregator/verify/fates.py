@@ -35,7 +35,7 @@ class Experience:
         items = counted(self.trained + self.stale + self.rejected + self.waiting, "item")
         fates = f"{self.trained:,} trained, {self.stale:,} stale, {self.rejected:,} rejected, {self.waiting:,} waiting"
         prompts = f"; {self.ended:,} of {counted(self.prompts, 'prompt')} ended" if self.prompts else ""
-        return f"{items}, each with one fate: {fates}{prompts}"
+        return f"{items}, none with two fates: {fates}{prompts}"
 
 
 def experience_proved(job: Job, log: Log, state: State, before: RolloutsNow) -> Experience:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kvps.config.rollouts import Rollouts
-from kvps.errors import InvalidSetting, counted
+from kvps.errors import InvalidSetting, counted, printable
 from kvps.history.rollouts import ActorNow, ItemFate, RolloutsNow
 from kvps.parsing import bytes_text
 from kvps_cli import connect, options
@@ -49,7 +49,7 @@ def rollouts(
                 if as_json:
                     print_json(fate._asdict())
                 else:
-                    print(_fate(fate))
+                    print(printable(_fate(fate)))
             return
         now, rates, name = opened.rollouts.now(), opened.rollouts.per_second(), opened.name
     if as_json:

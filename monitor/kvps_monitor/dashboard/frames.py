@@ -73,7 +73,7 @@ class Look:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The facts of the job itself, and of the experience that it takes, if it does."""
+        """The facts of the job itself, and of the experience that it takes."""
         there, now = {name: _short(getattr(self.view, name)) for name in _OF_JOB}, self.view.rollouts
         return there | {
             "rollouts": now and now.brief,

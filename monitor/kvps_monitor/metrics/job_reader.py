@@ -39,14 +39,13 @@ class JobReader:
                 self.totals.add_events(events)
             heard()
         state = self.job.state()
-        now, evaluation = JobNow.read(self.job, state), self.job.evaluation()
-        rollouts = self.job.rollouts.now(staleness=False) if self.job.config.metadata.rollouts else None
+        now, evaluation, rollouts = JobNow.read(self.job, state), self.job.evaluation(), self.job.rollouts.brief()
         # The last request: what a trace has given is counted, whichever call fails.
         iterations, versions = self._traces.read(list(state.members))
         with self._lock:
             totals = self.totals
             totals.versions = max(totals.versions, state.version)
-            totals.units_done = max(totals.units_done, state.units_done)
+            totals.units_done = max(totals.units_done, state.units_done if self.job.config.units else 0)
             totals.backups = max(totals.backups, now.backups)
             for name, member in state.members.items():
                 totals.workers[name].look_at(member)

@@ -7,12 +7,14 @@ import socket
 import threading
 
 import pytest
+from helpers.experience import experienced
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.scrapes import HERE, OPENMETRICS, Scrape, ask, exporting
 from helpers.servers import free_port
 from helpers.waiting import eventually
 from kvps_monitor.metrics import server
 from kvps_monitor.metrics.table import TABLE
+from kvps_monitor.metrics.totals import FATES
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
 
 import kvps
@@ -29,10 +31,12 @@ def test_each_metric_of_the_table_is_there_in_both_formats(store: Store) -> None
             session.push(gradient(session.pull(), 0, 0), loss=float("nan"))
         await_version(job, 3)
         job.report(3, {"loss": 0.5})
-        with store.publisher("policy", model()) as policy:
-            policy.publish(model(), loss=0.25)
-        wanted = {"kvps_contributions_total": 3, "kvps_evaluation": 0.5, "kvps_learner_loss": 0.25}
-        scrape = exported.until(kvps_units_done_total=3, kvps_shard_phase_seconds_count=35, **wanted)
+        with experienced(store, "policy"):
+            pass  # what the learner has taken waits again
+        wanted = {"kvps_contributions_total": 3, "kvps_evaluation": 0.5, "kvps_learner_loss": 1 / 3}
+        wanted |= {f"kvps_rollouts_{fate}_total": 2 for fate in FATES}
+        wanted |= {"kvps_rollouts_waiting": 3, "kvps_rollouts_taken": 0, "kvps_actors": 0}
+        scrape = exported.until(kvps_units_done_total=3, kvps_shard_phase_seconds_count=45, **wanted)
         _, kind, text = ask(exported.port, accept=OPENMETRICS)
         session.leave(finished=False)
     assert kind.startswith("application/openmetrics-text")
