@@ -141,7 +141,7 @@ class JobRollouts:
         ended = Counter(fate.id.rpartition(".")[0] for _, fields in later for fate in _fates_in(fields))
         return {actor: number / seconds for actor, number in ended.items()}
 
-    def brief(self) -> RolloutsNow | None:
+    def if_any(self) -> RolloutsNow | None:
         """Return `now` without its staleness; None if the job takes no experience, or nobody has sent any."""
         if not self._access.config.metadata.rollouts:
             return None

@@ -67,7 +67,7 @@ def summary(job: Job, state: State) -> dict[str, Any]:
         "run": state.run._asdict(),
         "commits_per_s": lately.per_second(),
         "loss": mean(losses) if losses else None,
-        "rollouts": rollouts.brief if (rollouts := job.rollouts.brief()) else None,
+        "rollouts": rollouts.brief if (rollouts := job.rollouts.if_any()) else None,
         "silent_s": _seconds_since(entry_ms(state.last_entry, {}), now),
         "age_s": _seconds_since(began_ms, now),
     }

@@ -102,7 +102,7 @@ class JobWatch:
             events=events,
             evaluation=Evaluation.stored(evaluation) if evaluation else None,
             settings=_settings(job.config),
-            rollouts=job.rollouts.brief(),
+            rollouts=job.rollouts.if_any(),
         )
 
     def kept(self) -> tuple[dict[str, list[Iteration]], dict[int, list[ShardVersion]]]:

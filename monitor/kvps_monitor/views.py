@@ -114,7 +114,7 @@ class JobView:
     events         the newest events of its log, oldest first
     settings       each setting of the job as text, by name
     evaluation     what was reported last of the weights of a version; None if nothing was
-    rollouts       the experience that its learner takes, see `JobRollouts.brief`
+    rollouts       the experience that its learner takes, see `JobRollouts.if_any`
     """
 
     job: str

@@ -13,20 +13,7 @@ from kvps_cli.long_work import duration
 from kvps_cli.output import loss_text, print_json, say
 from kvps_cli.tables import print_rows
 
-_COLUMNS = (
-    "job",
-    "task",
-    "mode",
-    "workers",
-    "version",
-    "versions/s",
-    "loss",
-    "rollouts",
-    "last change",
-    "age",
-    "state",
-)
-_WITHOUT_ROLLOUTS = tuple(name for name in _COLUMNS if name != "rollouts")
+_COLUMNS = ("job", "task", "mode", "workers", "version", "versions/s", "loss", "last change", "age", "state")
 _LEAST = ("age", "last change", "task", "loss", "versions/s", "mode")  # what a narrow terminal does without
 
 
@@ -37,7 +24,8 @@ def jobs(as_json: options.AsJson = False, redis: options.Redis = None) -> None:
     if as_json:
         print_json(summaries)
     elif summaries:
-        columns = _COLUMNS if any(job.get("rollouts") for job in summaries) else _WITHOUT_ROLLOUTS
+        with_rollouts = (*_COLUMNS[:-1], "rollouts", _COLUMNS[-1])
+        columns = with_rollouts if any(job.get("rollouts") for job in summaries) else _COLUMNS
         print_rows(columns, (_row(job, columns) for job in summaries), _LEAST)
     else:
         say("no jobs; start one with kvps up digits or kvps create TASK --job NAME")

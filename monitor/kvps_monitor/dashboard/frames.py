@@ -27,18 +27,7 @@ WORKER_FIELDS = (*_fields(WorkerView, "state_s", "silent_s", "losses"), "since_m
 _OF_JOB = (
     "evaluation_text",
     "published_by",
-    *_fields(
-        JobView,
-        "at_ms",
-        "workers",
-        "shards",
-        "standbys",
-        "events",
-        "evaluation",
-        "gradient_norms",
-        "losses",
-        "rollouts",
-    ),
+    *_fields(JobView, "at_ms", "workers", "shards", "standbys", "events", "evaluation", "gradient_norms", "losses"),
 )
 _OF_SHARD = _fields(ShardView, "phases")
 _ACTORS = 100
@@ -74,11 +63,10 @@ class Look:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """The facts of the job itself, and of the experience that it takes."""
-        there, now = {name: _short(getattr(self.view, name)) for name in _OF_JOB}, self.view.rollouts
-        return there | {
-            "rollouts": now and now.brief,
-            "actors": [_actor_row(a) for a in now.actors[:_ACTORS]] if now else [],
-        }
+        now = self.view.rollouts
+        actors = [_actor_row(actor) for actor in now.actors[:_ACTORS]] if now else []
+        experience = {"rollouts": now and now.brief, "actors": actors}
+        return {name: _short(getattr(self.view, name)) for name in _OF_JOB} | experience
 
     @cached_property
     def rows(self) -> list[list[Any]]:

@@ -39,7 +39,7 @@ class JobReader:
                 self.totals.add_events(events)
             heard()
         state = self.job.state()
-        now, evaluation, rollouts = JobNow.read(self.job, state), self.job.evaluation(), self.job.rollouts.brief()
+        now, evaluation, rollouts = JobNow.read(self.job, state), self.job.evaluation(), self.job.rollouts.if_any()
         # The last request: what a trace has given is counted, whichever call fails.
         iterations, versions = self._traces.read(list(state.members))
         with self._lock:

@@ -18,6 +18,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 )
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
+from kvps.history.events import Event
 from kvps_monitor.spans import Span
 from kvps_monitor.timeline.recording import EVALUATIONS, Block, Recording
 
@@ -30,7 +31,7 @@ def perfetto_trace(recording: Recording) -> bytes:
     writer = _Writer(recording)
     writer.begin()
     for shard, lane in enumerate(recording.shards):
-        writer.shard(f"shard {shard}", lane)
+        writer.shard(f"shard {shard}", lane, recording.fates if shard == 0 else ())
     for worker, lane in recording.workers.items():
         writer.worker(worker, lane)
     if recording.evaluations:
@@ -65,8 +66,8 @@ class _Writer:
             packet.clock_snapshot.clocks.add(clock_id=clock, timestamp=at)
         self._root = self._track(f"job {self._recording.job}, {self._recording.mode}", 0)
 
-    def shard(self, name: str, lane: Sequence[Block]) -> None:
-        """Write a shard's track: a slice for each version, and its phases inside."""
+    def shard(self, name: str, lane: Sequence[Block], fates: Sequence[Event]) -> None:
+        """Write a shard's track: a slice for each version, its phases inside, and an instant for each of `fates`."""
         track = self._track(name, self._root)
         for block in lane:
             facts = {"version": block.number}
@@ -74,6 +75,9 @@ class _Writer:
             for span in block.spans:
                 self._slice(track, span, facts | {"bytes": span.bytes})
             self._event(track, block.end_us, TrackEvent.TYPE_SLICE_END)
+        for each in fates:
+            kind, items = ("trained", "trained") if each.kind == "commit" else (each.kind, "items")
+            self._event(track, 1000 * each.at_ms, TrackEvent.TYPE_INSTANT, f"{each.facts[items]:,} {kind}")
 
     def worker(self, name: str, lane: Sequence[Block]) -> None:
         """Write a worker's track, and the counters of its loss and staleness."""

@@ -106,6 +106,8 @@ class Recording:
     shards   the blocks of each shard, oldest first
     taken    (worker, round) -> the version that took the contribution, as far as the log has it
     absences when a worker was not in the job, as far as the log has it
+    fates    the entries of the log that say what became of experience: of a version that was trained on it, and of what
+             was dropped, by a learner
     evaluations  those whose figures were reported in this time, oldest first. When one began is recorded nowhere
     window   the moments between which this is, in microseconds of the server's clock; None for all of it. Blocks that
              lie only partly in it are here as a whole
@@ -118,6 +120,7 @@ class Recording:
     taken: Mapping[tuple[str, int], Taken]
     marks: Sequence[Mark]
     absences: Sequence[Absence] = ()
+    fates: Sequence[Event] = ()
     evaluations: Sequence[Evaluation] = ()
     window: tuple[float, float] | None = None
 
@@ -192,6 +195,7 @@ class Recording:
             workers={worker: within(lane) for worker, lane in self.workers.items()},
             shards=[within(lane) for lane in self.shards],
             marks=[mark for mark in self.marks if start_us <= mark.at_us <= end_us],
+            fates=[e for e in self.fates if start_us <= 1000 * e.at_ms <= end_us],
             evaluations=[e for e in self.evaluations if start_us <= 1000 * e.at_ms <= end_us],
             window=(start_us, end_us),
         )
@@ -259,7 +263,9 @@ def record(job: Job) -> Recording:
         )
     marks = [Mark(e.facts["worker"], e.kind, 1000 * e.at_ms) for e in events if e.kind in _MARKS]
     near = [m for m in marks if low - _AROUND_US <= m.at_us <= high + _AROUND_US]
-    return replace(all_of_it, marks=near, absences=list(_absences(marks)), evaluations=evaluations)
+    fates = [e for e in events if e.kind in ("stale", "rejected") or "trained" in e.facts]
+    fates = [e for e in fates if low <= 1000 * e.at_ms <= high + _AROUND_US]
+    return replace(all_of_it, marks=near, absences=list(_absences(marks)), fates=fates, evaluations=evaluations)
 
 
 def _absences(marks: Sequence[Mark]) -> Iterator[Absence]:

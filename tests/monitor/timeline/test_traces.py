@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from helpers.experience import experienced
 from helpers.harness import aggregating, await_version, gradient, model
 from helpers.timelines import Read, Slice, read_perfetto, recorded, timed_job, versions_of
 from kvps_monitor.timeline.perfetto import perfetto_trace
@@ -107,3 +108,12 @@ def test_the_blocks_are_gone_through_as_often_however_many_there_are(
         perfetto_trace(part)
         counts.append(len(passes))
     assert counts[0] == counts[1] > 0
+
+
+def test_what_became_of_experience_is_marked_in_its_learners_lane(store: Store) -> None:
+    with experienced(store) as (policy, *_):
+        pass
+    read = read_perfetto(perfetto_trace(record(policy.job)))
+    assert read.instants == {"shard 0": ["2 trained", "2 rejected", "2 stale"]}
+    later = read_perfetto(perfetto_trace(record(policy.job).making(2, 3)))
+    assert not later.instants, "all of it was before, or after"
