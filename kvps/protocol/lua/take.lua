@@ -58,8 +58,8 @@ if changed then wake('') end
 local waiting, items = redis.call('ZCARD', keys.waiting_lots), redis.call('HLEN', keys.items)
 local held, full, offers = redis.call('SCARD', keys.taken_lots), unpack(redis.call('HMGET', keys.rollouts, 'full', 'offers'))
 redis.call('HDEL', keys.rollouts, 'full')
--- Whether an item may come that makes another lot whole: there are prompts, and none was refused for want of room. If no
--- lot is whole, groups get room beyond that.
+-- Whether an item may come that makes another lot whole: there are prompts, and there is room, also for the bytes of an
+-- item that was offered. If no lot is whole, groups get room beyond that.
 local function more_may_come()
   if run and run ~= 'pause' then return false end
   if s.units > 0 then
@@ -67,7 +67,8 @@ local function more_may_come()
     local open = whole(next_one or '0') - whole(done or '0') - waiting - held
     if open == 0 and whole(next_one or '0') >= s.units then return false end
   end
-  return not full or tonumber(offers or '0') > 0 or waiting + held == 0
+  local coming = tonumber(offers or '0')
+  return coming > 0 or waiting + held == 0 or (not full and items < s.capacity)
 end
 if waiting == 0 or waiting < whole(least) then
   if more_may_come() then return { 'EMPTY', waiting, items } end
