@@ -130,7 +130,7 @@ class ActorRollouts:
                 ("HMGET", keys.rollouts, "offers", "bytes", "offered_bytes", "batch"),
                 ("HLEN", keys.items),
                 ("ZCARD", keys.waiting_lots),
-                ("SCARD", keys.taken_lots),
+                ("ZCARD", keys.taken_lots),
             ]
         )
         offers, held, offered, batch = (whole(n or 0, "rollouts", low=-1) for n in numbers)

@@ -124,6 +124,8 @@ class LearnerRollouts:
             took = self._numbered(partial(self._took, lots, 1 if over else lots, order))
             if took.lots and (items := self._read(took.lots)):
                 return items
+            if took.why == "more":
+                continue
             if took.why == "stopped" and (run := self._job.state().run).state == "suspended":
                 raise JobSuspended(f"job {self._job.name!r} was {run.why}")
             if over or took.why in ("done", "stopped") or (took.why == "held" and not self._settle()):
@@ -299,6 +301,8 @@ class LearnerRollouts:
     def _items(self, ids: Sequence[str]) -> list[Item]:
         """Read these items. Raises CorruptData, ChunkGone."""
         access = self._job.access
+        if not ids:
+            raise CorruptData("a lot without items")
         texts = access.client.call("HMGET", access.keys.items, *ids)
         records = [Record.of(text, id) for text, id in zip(texts, ids, strict=True)]
         values = [bytearray(record.nbytes) for record in records]

@@ -6,12 +6,10 @@ import json
 from dataclasses import asdict, dataclass, fields
 
 from kvps.errors import CorruptData, InvalidSetting, shown
-from kvps.parsing import LARGEST, MOST_BASES, MOST_ITEMS, Fields
+from kvps.parsing import LARGEST, MOST_BASES, MOST_GROUP, MOST_ITEMS, Fields
 
 MOST_ITEM_BYTES = 64 << 20
 """The most bytes of one item."""
-MOST_GROUP = 256
-"""The most items of one prompt."""
 _BOUNDS = {
     "capacity": (1, MOST_ITEMS),
     "capacity_bytes": (MOST_ITEM_BYTES, LARGEST),

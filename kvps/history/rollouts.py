@@ -100,7 +100,7 @@ class JobRollouts:
                 ("HMGET", k.rollouts, *_COUNTS),
                 ("HMGET", k.units, "next", "done"),
                 ("HLEN", k.items),
-                ("SCARD", k.taken_lots),
+                ("ZCARD", k.taken_lots),
                 ("HGETALL", k.actors),
                 ("ZRANGE", k.actor_beats, 0, -1, "WITHSCORES"),
                 ("TIME",),
@@ -178,7 +178,7 @@ class JobRollouts:
     def _without_fate(self) -> list[ItemFate]:
         k = self._access.keys
         items, lots, taken = self._access.client.together(
-            [("HGETALL", k.items), ("HGETALL", k.lots), ("SMEMBERS", k.taken_lots)]
+            [("HGETALL", k.items), ("HGETALL", k.lots), ("ZRANGE", k.taken_lots, 0, -1)]
         )
         taken_ids = {id for lot in taken for id in lots.get(lot, "").split()[2:]}
         return [

@@ -103,7 +103,7 @@ are in the same half of all slots, and so on one of two masters.
                                                                        its items
     kvps:{job}:waiting_lots                zset    put, take, settle,  whole lots that wait for the learner -> place
                                                    claim.lua
-    kvps:{job}:taken_lots                  set     take, settle,       lots that the learner has taken
+    kvps:{job}:taken_lots                  zset    take, settle,       lots that the learner has taken -> place
                                                    claim, ready.lua
     kvps:{job}:lot_bases                   zset    put, take, settle,  lots that are not taken -> oldest version
                                                    claim.lua

@@ -31,7 +31,7 @@ _LOAD_S, _LOOK_S = 10.0, 0.05  # how long, and how often, a user that may not lo
 FUNCTION = re.compile(r"^local function (\w+)(?:\(.* end$|\(.*\n(?:.*\n)*?end$)", re.MULTILINE)
 """A function of an included file, on one line or up to a line that is `end`."""
 _CONSTANT = re.compile(
-    r"\b(NAME_CHARACTERS|LONGEST_NAME|LARGEST_RANK|MOST_BASES|MOST_IDS|MOST_ITEMS|MOST_OPEN_UNITS|MOST_PIN|MOST_SHARDS|MOST_TAKEN)\b"
+    r"\b(NAME_CHARACTERS|LONGEST_NAME|LARGEST_RANK|MOST_BASES|MOST_GROUP|MOST_IDS|MOST_ITEMS|MOST_OPEN_UNITS|MOST_PIN|MOST_SHARDS|MOST_TAKEN)\b"
 )
 _PLACE = re.compile(r"@?user_script: ?(\d+)")
 """A line of a script's text, as Redis names it in an error."""

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from kvps.arrays.number_ranges import RANGES, in_all
 from kvps.arrays.pieces import Chunk
-from kvps.config.rollouts import MOST_GROUP
-from kvps.parsing import MOST_TAKEN, NAME, Fields, refuse
+from kvps.parsing import MOST_GROUP, MOST_TAKEN, NAME, Fields, refuse
 
 _MOST_CONTRIBUTIONS = 1 << 20
 _MOST_BY = 300

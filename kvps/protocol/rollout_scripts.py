@@ -29,7 +29,7 @@ class NewItem(NamedTuple):
 
 class Took(NamedTuple):
     """The answer to a take: the lots taken; else `why` there are none: "waits" for more, "held" until those that are
-    taken have their fate, "done" or "stopped"."""
+    taken have their fate, "done", "stopped", or "more" if it has dropped stale lots and the next call goes on."""
 
     lots: list[str]
     why: str = ""
@@ -128,6 +128,8 @@ class RolloutScripts:
         match reply:
             case ["OK", str(lots)]:
                 return Took(lots.split())
+            case ["MORE"]:
+                return Took([], "more")
             case ["EMPTY", *_]:
                 return Took([], "waits")
             case ["HELD", *_]:

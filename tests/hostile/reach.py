@@ -72,7 +72,7 @@ def keys_of(keys: JobKeys) -> Keys:
     found = [*keys.all_control(["w0"], 1), keys.removed, keys.host(0), keys.never, keys.owner(0), keys.never_in(0)]
     found += [keys.weights(0, "0.x", 0), keys.pulled(0, "0.x", 0), keys.state(0, "m", "0.x", 0)]
     found += [keys.manifest(0, "0.x"), keys.reserve(0, 0), keys.gradient(0, "w0", "1-x", 1, 0)]
-    found.append(keys.residual(0, "w0", "1-x", 1, 0))
+    found += [keys.residual(0, "w0", "1-x", 1, 0), keys.item("a.1-x:1", 1)[1] + "0"]
     kinds: dict[str, list[str]] = {}
     for key in found:
         kinds.setdefault(kind_of(key), []).append(key)

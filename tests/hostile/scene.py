@@ -22,6 +22,7 @@ from kvps.connection.client import Client
 from kvps.history import commit_log
 from kvps.history.log_stream import LogStream
 from kvps.job import Job
+from kvps.protocol.scripts import Said
 from kvps.machine.paths import private_directory
 from kvps.session.session import Session
 from kvps.store import Store
@@ -275,7 +276,7 @@ def _published(store: Store, folder: Path) -> Job:
     commit_log.keep(LogStream(job.access), folder, state, made.version)
     store.client.call("DEL", job.access.keys.pin)
     policy.close()
-    job.access.scripts.publish(term, state, "here:1:2:x", 0.5, "nonce")
+    job.access.scripts.publish(term, state, "here:1:2:x", Said(0.5, "nonce"))
     return job
 
 

@@ -109,6 +109,7 @@ def test_each_role_does_what_the_page_says_and_other_jobs_go_on() -> None:
         ("reader", ["+config|get"], "server"),
         ("evaluator", ["~kvps:{mine}:commits"], "its own job"),
         ("worker", ["~kvps:{other}:layout"], "other jobs"),
+        ("actor", ["~kvps:{mine/*/*/}:w:*"], "its own job"),
         ("worker", ["%R~*"], "other jobs"),
         ("aggregator", ["%W~kvps:jobs"], "list of jobs"),
         ("aggregator", ["%R~rq:*"], "queue"),

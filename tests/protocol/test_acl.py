@@ -64,6 +64,10 @@ TABLE = {
         WRITE_WEIGHTS + WRITE_CONTROL + LOG + LIST + QUEUE + LOAD,
     ),
     "worker": ([*READ, "SET {bytes}g:w0.x:1:0 1"], WRITE_WEIGHTS + LIST + QUEUE + LOAD),
+    "actor": (
+        [*READ, "SET {bytes}x:a.1-x:1:0 1", "HSET {control}items a.1-x:1 x", "XADD {control}news * lot x"],
+        [*WRITE_WEIGHTS, LOG[0], LOG[1], *WRITE_CONTROL[:1], *LIST, *QUEUE, *LOAD, "SET {bytes}g:w0.x:1:0 1"],
+    ),
     "aggregator": (READ + WRITE_WEIGHTS + LOAD, LIST + QUEUE),
     "learner": ([*READ, *WRITE_WEIGHTS, *LOAD, LIST[0]], [*QUEUE, *MEMORY, LIST[1]]),
     "host": (READ + QUEUE + LOAD, WRITE_WEIGHTS + LIST),

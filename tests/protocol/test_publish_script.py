@@ -15,7 +15,7 @@ from kvps.job import Job
 from kvps.protocol.answers import PlanGone, RunOver, ServerRestarted
 from kvps.protocol.job_state import State
 from kvps.protocol.plan import Plan
-from kvps.protocol.scripts import SCRIPTS
+from kvps.protocol.scripts import SCRIPTS, Said
 from kvps.store import Store
 
 pytestmark = pytest.mark.contract
@@ -45,7 +45,7 @@ class Learner:
 
     def publish(self, nonce: str = "n", loss: float | None = 0.5, by: str = BY) -> Plan | None:
         """Open the next plan, or say that it is there."""
-        plan: Plan | None = self.scripts.publish(self.terms[0], self.state, by, loss, nonce)
+        plan: Plan | None = self.scripts.publish(self.terms[0], self.state, by, Said(loss, nonce))
         return plan
 
     def commit(self) -> Plan:
@@ -59,7 +59,13 @@ class Learner:
     def sent(self, **changed: object) -> list[Any]:
         """Return the call as it is sent, with some arguments changed."""
         values: dict[str, Any] = {"version": self.state.version + 1, "head": self.state.head, "by": BY, "loss": 0.5}
-        values |= {"history": self.state.history, "nonce": "n", "job": self.job.access.keys.id, "term": self.terms[0]}
+        values |= {
+            "history": self.state.history,
+            "nonce": "n",
+            "job": self.job.access.keys.id,
+            "term": self.terms[0],
+            "trained": [],
+        }
         return list(SCRIPTS["publish"].command(self.job.access.keys, {"shard": 0, **values, **changed}))
 
 
@@ -97,8 +103,8 @@ def test_a_repeat_gets_the_first_answer(learner: Learner) -> None:
     assert _all(learner) == before
     learner.commit()
     before = _all(learner)
-    assert learner.scripts.publish(learner.terms[0], state, BY, 0.5, "n") is None, "the job has that version"
-    assert learner.scripts.publish(learner.terms[0], state, BY, 0.5, "another") is None
+    assert learner.scripts.publish(learner.terms[0], state, BY, Said(0.5, "n")) is None, "the job has that version"
+    assert learner.scripts.publish(learner.terms[0], state, BY, Said(0.5, "another")) is None
     assert _all(learner) == before
 
 
@@ -175,7 +181,7 @@ def test_a_refusal_changes_nothing(learner: Learner, name: str) -> None:
     keys = [key for key in learner.job.access.keys.all_control([], 2) if call("TYPE", key) in ("hash", "stream")]
     read = {key: call("HGETALL", key) if call("TYPE", key) == "hash" else call("XLEN", key) for key in keys}
     with pytest.raises(error, match=said):
-        learner.scripts.publish(learner.terms[0], state, BY, 0.5, "n")
+        learner.scripts.publish(learner.terms[0], state, BY, Said(0.5, "n"))
     assert read == {key: call("HGETALL", key) if call("TYPE", key) == "hash" else call("XLEN", key) for key in keys}
 
 
@@ -215,7 +221,7 @@ def test_who_begins_before_a_new_history_looks_again(learner: Learner) -> None:
     learner.job.access.client.call("HSET", learner.job.access.keys.version, "run_id", "0" * 40)
     learner.scripts.recover(learner.job.access.server.run_id(), "abcd1234-2", 0)
     with pytest.raises(PlanGone):
-        learner.scripts.publish(learner.terms[0], state, BY, None, "n")
+        learner.scripts.publish(learner.terms[0], state, BY, Said(None, "n"))
     with pytest.raises(LeaseLost):
         learner.publish()
 
@@ -225,7 +231,7 @@ def test_a_job_of_workers_takes_no_version_of_a_learner(store: Store) -> None:
     term = job.access.scripts.acquire(0, "me", 60_000, "n").term
     before = job.access.client.call("HGETALL", job.access.keys.version)
     with pytest.raises(UsageError, match="job 'job' is trained by its workers: no learner publishes it"):
-        job.access.scripts.publish(term, job.state(), BY, None, "n")
+        job.access.scripts.publish(term, job.state(), BY, Said(None, "n"))
     assert job.access.client.call("HGETALL", job.access.keys.version) == before
 
 

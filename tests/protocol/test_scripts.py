@@ -18,6 +18,7 @@ from kvps.machine import launcher
 from kvps.protocol.answers import InboxFull, PlanGone, ServerRestarted
 from kvps.protocol.lua_scripts import compose
 from kvps.protocol.plan import Plan
+from kvps.protocol.rollout_scripts import RolloutScripts
 from kvps.protocol.script_header import Header
 from kvps.protocol.scripts import SCRIPTS, JobScripts
 from kvps.store import Store
@@ -25,6 +26,7 @@ from kvps.store import Store
 pytestmark = pytest.mark.contract
 
 LUA = Sources("kvps.protocol")
+_UNKNOWN = {"forget": ["OTHER"], "enter": ["BAD"], "put": ["BAD"]}  # answers that a caller of kvps never gets
 ME = {"host": "here", "pid": 1, "start": "", "space": "", "device": "cpu"}
 
 
@@ -60,8 +62,8 @@ def test_an_included_file_names_what_it_uses_and_is_used() -> None:
         ("history digest\n", "history digests\n", "digest is declared nowhere"),
         ("'NOPLAN'", "'GONE'", "answer GONE is not in the header"),
         ("{NOPLAN}", "{GONE}", "answer NOPLAN is not in the header"),
-        ("numbers pins rounds", "numbers pins terms rounds", "include terms is only in the header"),
-        ("numbers pins rounds", "pins rounds", "include numbers is not in the header"),
+        ("numbers pins rollouts", "numbers pins terms rollouts", "include terms is only in the header"),
+        ("numbers pins rollouts", "pins rollouts", "include numbers is not in the header"),
         ("staged[i] then", "staged[1] then", "d[1] reads by place"),
         ("keys.plan, keys.ready", "KEYS[6], keys.ready", "KEYS reads by place"),
         ("--   digest:", "--   digests:", "digests is explained, and is no name"),
@@ -83,18 +85,20 @@ def test_a_script_that_includes_what_is_not_there_is_not_loaded() -> None:
 def test_python_knows_every_answer(name: str) -> None:
     """Each code of a script is in the methods that run it, and each code in these methods is one of the script's."""
     methods = {
-        method: inspect.getsource(function)
-        for method, function in inspect.getmembers(JobScripts, callable)
+        f"{owner.__name__}.{method}": inspect.getsource(function)
+        for owner in (JobScripts, RolloutScripts)
+        for method, function in inspect.getmembers(owner, callable)
         if not method.startswith("__")
     }
     running = {method for method, source in methods.items() if f'"{name}"' in source}
     assert running, "no method runs it"
-    running |= {method for method, source in methods.items() if any(f"self.{each}(" in source for each in running)}
-    of_all = {"_answered", "_run"}
+    called = [f"self.{each.partition('.')[2]}(" for each in running]
+    running |= {method for method, source in methods.items() if any(call in source for call in called)}
+    of_all = {"JobScripts._answered", "JobScripts._run", "RolloutScripts._run", "RolloutScripts._numbered"}
     known = {code for method in running - of_all for code in re.findall(r'"([A-Z]{2,})"', methods[method])}
     codes = SCRIPTS[name].header.codes - {c for m in of_all for c in re.findall(r'"([A-Z]{2,})"', methods[m])}
-    assert known <= codes
-    assert codes - known <= {"OK", *({"OTHER"} if name == "forget" else ())}, "the caller of forget need not know"
+    assert known <= SCRIPTS[name].header.codes
+    assert codes - known <= {"OK", *_UNKNOWN.get(name, ())}
 
 
 def test_a_repeated_join_is_one_incarnation(job: Job) -> None:

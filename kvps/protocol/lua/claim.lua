@@ -1,12 +1,12 @@
 -- claim: make a term of shard 0 the one that takes items. What earlier terms, or this one, have taken waits again, except
 -- what the caller names and is still there. Actors that are silent for long end.
--- KEYS version:hash config:hash term(shard):string rollouts:hash items:hash lots:hash waiting_lots:zset lot_bases:zset
--- KEYS taken_lots:set actors:hash actor_beats:zset bases:hash units:hash free_units:zset taken_units:zset turns:stream
+-- KEYS version:hash config:hash term(shard):string rollouts:hash lots:hash waiting_lots:zset lot_bases:zset
+-- KEYS taken_lots:zset actors:hash actor_beats:zset bases:hash units:hash free_units:zset taken_units:zset turns:stream
 -- KEYS commits:stream never
--- ARGV job shard term number lots...
+-- ARGV job term number lots...
 --   number: of this call within the term, counted from 1
 --   lots: what the caller holds: each lot, and the ids of its items
--- USES job log numbers rollouts time turns
+-- USES job numbers rollouts turns
 -- Returns {OK, lots}: the caller's from now on, one text, also when repeated | {PAST}: a later call has come
 --     | {NONE} | {TERM, term} | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused, version, name = read_job(job, 'version', 'shard:0')
@@ -17,9 +17,10 @@ if not read_rollouts() then return { 'NONE' } end
 local again = redis.call('HGET', keys.rollouts, 'claimed') == term and earlier_call('claim', term, number)
 if again then return again end
 
-redis.call('HDEL', keys.rollouts, 'took') -- allowed when memory is full, and lets the script write
+redis.call('HDEL', keys.rollouts, '') -- allowed when memory is full, and lets the script write
 -- After a loss the server has other versions of these numbers. A job that was restored begins with its first one.
 local newest = whole(version)
+if redis.call('HLEN', keys.bases) > 2 * MOST_BASES then redis.call('UNLINK', keys.bases) end -- no job has so many
 for _, each in ipairs(redis.call('HKEYS', keys.bases)) do
   if (whole(each) or newest) >= newest then redis.call('HDEL', keys.bases, each) end
 end
@@ -27,16 +28,17 @@ redis.call('HSET', keys.bases, version, name)
 local keeps, kept = {}, {}
 for _, text in ipairs(lots) do
   local lot, ids = text:match('^(%S+) (.+)$')
-  local stored = redis.call('HGET', keys.lots, lot)
-  local same = stored and #stored <= 65536 and stored:match('^%d+ %d+ (.+)$') == ids -- after a loss it may be another one
-  if same and (redis.call('SISMEMBER', keys.taken_lots, lot) == 1 or redis.call('ZSCORE', keys.waiting_lots, lot)) then
+  local found = read_lot(lot)
+  local same = found and table.concat(found.ids, ' ') == ids -- after a loss it may be another one
+  local place = same and (redis.call('ZSCORE', keys.taken_lots, lot) or redis.call('ZSCORE', keys.waiting_lots, lot))
+  if place then
     keeps[lot], kept[#kept + 1] = true, lot
     redis.call('ZREM', keys.waiting_lots, lot)
     redis.call('ZREM', keys.lot_bases, lot)
-    redis.call('SADD', keys.taken_lots, lot)
+    redis.call('ZADD', keys.taken_lots, place, lot)
   end
 end
-for _, lot in ipairs(redis.call('SMEMBERS', keys.taken_lots)) do
+for _, lot in ipairs(redis.call('ZRANGE', keys.taken_lots, 0, MOST_ITEMS)) do
   if not keeps[lot] then give_back(lot) end
 end
 local took = table.concat(kept, ' ')

@@ -5,9 +5,9 @@
 --   incarnation: whose sign of life it is; '' to begin one
 --   nonce: of this call
 --   process: JSON: host, pid, ... of the process
--- USES job names numbers rollouts time turns
+-- USES job names numbers rollouts turns
 -- Returns {OK, incarnation} also when repeated | {EVICTED, state} | {NONE}: the job takes no experience | {MANY}: too many
---     actors | {BAD}: no name | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
+--     actors | {BAD}: no name, or no such process | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused = read_job(job)
 if refused then return refused end
 if not read_rollouts() then return { 'NONE' } end
@@ -18,18 +18,20 @@ if incarnation ~= '' then
   return { 'OK', incarnation }
 end
 if not is_name(actor) then return { 'BAD' } end
-local text = redis.call('HGET', keys.actors, actor)
-local before = text and cjson.decode(text)
+local before = read_entry_of(actor)
 if before and before.nonce == nonce then return { 'OK', before.incarnation } end
 if not before and redis.call('HLEN', keys.actors) >= MOST_IDS then return { 'MANY' } end
+if #process > 16384 then return { 'BAD' } end
 local entry = cjson.decode(process)
+entry.unit, entry.offered_bytes = nil, nil
+cjson.encode(entry) -- fails here if it cannot be written
 redis.call('ZREM', keys.actor_beats, actor) -- allowed when memory is full, and lets the script write
 if before then
   end_actor(actor, before)
   wake('')
 end
 -- The number tells a late copy of this call from the call; the nonce, one that a restart of the server has made again.
-entry.nonce, entry.incarnation = nonce, digits(redis.call('HINCRBY', keys.rollouts, 'entered', 1)) .. '-' .. nonce
+entry.nonce, entry.incarnation = nonce, digits(add(keys.rollouts, 'entered', 1)) .. '-' .. nonce
 entry.offered, entry.last, entry.items = 0, 0, 0
 write_actor(actor, entry)
 return { 'OK', entry.incarnation }

@@ -1,9 +1,9 @@
 -- offer: reserve room for an item, before its bytes are sent, in place of what this incarnation has offered and not put.
--- KEYS version:hash config:hash rollouts:hash items:hash lots:hash waiting_lots:zset taken_lots:set actors:hash
+-- KEYS version:hash config:hash rollouts:hash items:hash lots:hash waiting_lots:zset taken_lots:zset actors:hash
 -- KEYS actor_beats:zset taken_units:zset news:stream never
 -- ARGV job actor incarnation seq nbytes
 --   seq: counted from 1 in each incarnation
--- USES job numbers rollouts time
+-- USES job numbers rollouts
 -- Returns {OK} also when repeated | {FULL, items, bytes}: these are there or offered | {CLOSED}: it has no prompt
 --     | {PAST}: a later one was offered | {NONE} | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
@@ -20,19 +20,18 @@ if s.units > 0 and not entry.unit then return { 'CLOSED' } end
 
 local offers, offered, bytes = unpack(redis.call('HMGET', keys.rollouts, 'offers', 'offered_bytes', 'bytes'))
 local mine = entry.offered_bytes
-local items = redis.call('HLEN', keys.items) + tonumber(offers or '0') - (mine and 1 or 0)
-local held = tonumber(bytes or '0') + tonumber(offered or '0') - (mine or 0)
+local items = redis.call('HLEN', keys.items) + counted(offers) - (mine and 1 or 0)
+local held = counted(bytes) + counted(offered) - (mine or 0)
 
 -- Groups may fill all room and none of them be whole. Then the lowest prompt that somebody has gets room beyond it, as
 -- long as no lot is whole and no offer that is out makes one whole; else nobody could ever go on.
 local function may_exceed()
   if s.units == 0 or s.group == 1 then return false end
-  if redis.call('ZCARD', keys.waiting_lots) > 0 or redis.call('SCARD', keys.taken_lots) > 0 then return false end
+  if redis.call('ZCARD', keys.waiting_lots) > 0 or redis.call('ZCARD', keys.taken_lots) > 0 then return false end
   if unpack(redis.call('ZRANGE', keys.taken_units, 0, 0)) ~= entry.unit then return false end
   if redis.call('HLEN', keys.actors) > MOST_IDS then return false end
-  local entries = redis.call('HGETALL', keys.actors)
-  for i = 1, #entries, 2 do
-    local other = entries[i] ~= actor and cjson.decode(entries[i + 1]) or {}
+  for _, name in ipairs(redis.call('HKEYS', keys.actors)) do
+    local other = name ~= actor and read_entry_of(name) or {}
     local lot = other.offered_bytes and other.unit and read_lot(other.unit)
     if lot and #lot.ids + 1 >= s.group then return false end
   end
@@ -48,7 +47,7 @@ if (items >= s.capacity or held + size > s.nbytes) and not may_exceed() then
 end
 drop_offer(entry)
 entry.offered, entry.offered_bytes = number, size
-redis.call('HINCRBY', keys.rollouts, 'offers', 1)
-redis.call('HINCRBY', keys.rollouts, 'offered_bytes', nbytes)
+add(keys.rollouts, 'offers', 1)
+add(keys.rollouts, 'offered_bytes', size)
 write_actor(actor, entry)
 return { 'OK' }

@@ -7,7 +7,7 @@
 --   chunks: how many keys its bytes are in
 --   digest: of its bytes
 --   form: what items of one job have in common, one word
--- USES job numbers rollouts time
+-- USES job numbers rollouts
 -- Returns {OK, id} also when repeated | {CLOSED}: the actor has not this prompt (any more) | {STALE}: names of so old
 --     versions are not kept | {BASE}: no such version is there | {OFFER}: no room is reserved for so much | {FORM, form}:
 --     other items have this one | {BAD} | {NONE} | {EVICTED, state} | {NOJOB} | {ANOTHER} | {RESTARTED}
@@ -40,9 +40,9 @@ if common and common ~= form then return { 'FORM', common } end
 redis.call('HDEL', keys.items, id) -- allowed when memory is full, and lets the script write: the bytes are there
 if not common then redis.call('HSET', keys.rollouts, 'form', form) end
 redis.call('HSET', keys.items, id, table.concat({ base, nbytes, chunks, digest, unit == '' and '-' or unit }, ' '))
-redis.call('HINCRBY', keys.rollouts, 'bytes', nbytes)
+add(keys.rollouts, 'bytes', size)
 local lot = unit ~= '' and unit or id
-local found = read_lot(lot) or { order = digits(redis.call('HINCRBY', keys.rollouts, 'orders', 1)), base = version, ids = {} }
+local found = read_lot(lot) or { order = digits(add(keys.rollouts, 'orders', 1)), base = version, ids = {} }
 found.base, found.ids[#found.ids + 1] = math.min(found.base, version), id
 redis.call('HSET', keys.lots, lot, found.order .. ' ' .. digits(found.base) .. ' ' .. table.concat(found.ids, ' '))
 redis.call('ZADD', keys.lot_bases, digits(found.base), lot)

@@ -1,10 +1,9 @@
 -- ready: note that a shard's holder has staged its part of a plan; the last shard's call flips all to the new version.
 -- A note of a shard is of its present term: a script that gives it another term deletes the note. So a call looks at its
 -- own shard alone, and only the last one at all of them.
--- KEYS version:hash plan:hash ready:hash term(shard):string
--- KEYS config:hash clock:hash skip:hash inbox:stream commits:stream rounds:zset turns:stream
--- KEYS pin:string? units:hash? free_units:zset? taken_units:zset? draining:zset? states:hash? rollouts:hash? items:hash?
--- KEYS lots:hash? taken_lots:set? bases:hash? never
+-- KEYS version:hash plan:hash ready:hash term(shard):string config:hash clock:hash skip:hash inbox:stream commits:stream
+-- KEYS rounds:zset turns:stream pin:string? units:hash? free_units:zset? taken_units:zset? draining:zset? states:hash?
+-- KEYS rollouts:hash? items:hash? lots:hash? taken_lots:zset? bases:hash? never
 -- READS version plan ready term config rounds
 -- ARGV job shard shards term plan_id version head history digest
 --   version, head: the version that the plan makes, and the head before it
@@ -12,7 +11,8 @@
 -- USES job log numbers pins rollouts rounds staleness states turns units
 -- Returns {FLIPPED, version, pin, commit id} | {READY, shards ready} | {ALREADY, version}: repeated after the flip, or
 --     the version is past | {NOPLAN} | {TERM, term} | {PLAN, id} | {HEAD, head} | {HISTORY, history} | {RESTARTED}
---     | {DIGEST, digest}: this term staged something else | {TAKEN, lot}: what it is trained on is not taken any more | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
+--     | {DIGEST, digest}: this term staged something else | {TAKEN, lot}: what it is trained on is not taken any
+--     more | {NOJOB} | {ANOTHER} | {WRONGTYPE, key, is, want}
 local refused, committed, present_head, present_history, furthest, contributions =
   read_job(job, 'version', 'head', 'history', 'furthest', 'contributions')
 if refused then return refused end
@@ -30,12 +30,9 @@ local mine = term .. ' ' .. digest
 local before = redis.call('HGET', keys.ready, shard)
 if before and before ~= mine then return { 'DIGEST', before } end
 -- What a version is trained on is still taken by the learner that has planned it, or it is not made.
-if trained and trained ~= '' then
-  if redis.call('HGET', keys.rollouts, 'claimed') ~= of_term then return { 'TAKEN', '' } end
-  for lot in trained:gmatch('%S+') do
-    if redis.call('SISMEMBER', keys.taken_lots, lot) == 0 then return { 'TAKEN', lot } end
-  end
-end
+local lots = lots_in(trained)
+local untaken, prompts = first_untaken(lots, of_term), #lots > 0 and read_rollouts().units or 0
+if untaken then return { 'TAKEN', untaken } end
 local closes, bound, rounds, max_pending = read_rule('max_pending')
 local lowest, counted = lowest_round(), whole(contributions or '0') + 0 -- fails here if it is no number
 
@@ -79,18 +76,7 @@ local function flip()
     local ms, number = through:match('^(%d+)-(%d+)$')
     redis.call('XTRIM', keys.inbox, 'MINID', ms .. '-' .. digits(number + 1)) -- this plan takes the oldest entries
   end
-  if of_term then -- a learner publishes it
-    local prompts = (trained or '') ~= '' and read_rollouts().units or 0
-    for lot in (trained or ''):gmatch('%S+') do
-      local found = read_lot(lot) or { ids = {} }
-      delete_lot(lot, found)
-      redis.call('SREM', keys.taken_lots, lot)
-      redis.call('HINCRBY', keys.rollouts, 'trained', #found.ids)
-      if prompts > 0 then close_prompt(lot) end
-    end
-    redis.call('HDEL', keys.bases, digits(next_version - MOST_BASES))
-    redis.call('HSET', keys.bases, version, version .. '.' .. staged[1]:match('^(%S+)'))
-  end
+  if of_term then end_trained(lots, prompts, next_version, version .. '.' .. unpack(staged):match('^(%S+)')) end
   redis.call('DEL', keys.plan, keys.ready)
   local changes = { 'version', version, 'head', new_head, 'furthest', digits(furthest_now),
     'contributions', digits(counted + #plan.contributions) }

@@ -3,7 +3,8 @@
 -- end: holders load the committed version, workers join again and repeat what was lost. The others wait for each worker
 -- until it has joined again or has been silent for too long.
 -- KEYS version:hash workers:hash heartbeat:zset plan:hash ready:hash commits:stream units:hash free_units:zset pin:string
--- KEYS taken_units:zset turns:stream rounds:zset rollouts:hash actors:hash actor_beats:zset lease(*):string term(*):string never
+-- KEYS taken_units:zset turns:stream rounds:zset rollouts:hash actors:hash actor_beats:zset lease(*):string
+-- KEYS term(*):string never
 -- ARGV job run_id history remembered
 --   run_id: the server's now
 --   history: the new one
@@ -33,8 +34,8 @@ for worker, entry_text in each_pair(redis.call('HGETALL', keys.workers)) do
     redis.call('ZADD', keys.heartbeat, now_ms(), worker)
   end
 end
-if redis.call('HLEN', keys.actors) > 4 * MOST_IDS then redis.call('DEL', keys.actors) end -- no job has so many
-for actor, entry_text in each_pair(redis.call('HGETALL', keys.actors)) do end_actor(actor, cjson.decode(entry_text)) end
+if redis.call('HLEN', keys.actors) > 4 * MOST_IDS then redis.call('UNLINK', keys.actors) end -- no job has so many
+for _, actor in ipairs(redis.call('HKEYS', keys.actors)) do end_actor(actor, read_entry_of(actor) or {}) end
 for i, key in ipairs(keys.term) do
   local term = redis.call('GET', key)
   redis.call('DEL', keys.lease[i])

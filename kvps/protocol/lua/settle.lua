@@ -1,10 +1,10 @@
 -- settle: reject lots that a term has taken, for a reason that the log says; or give them back.
 -- KEYS version:hash config:hash term(shard):string rollouts:hash items:hash lots:hash waiting_lots:zset lot_bases:zset
--- KEYS taken_lots:set units:hash plan:hash turns:stream commits:stream news:stream never
--- ARGV job shard term number reason lots...
+-- KEYS taken_lots:zset units:hash plan:hash turns:stream commits:stream news:stream never
+-- ARGV job term number reason lots...
 --   number: of this call within the term
 --   reason: '' to give back
--- USES job log numbers rollouts time turns
+-- USES job rollouts turns
 -- Returns {OK, ''} also when repeated | {TAKEN, lot}: the term has not taken it | {PLANNED, lot}: the open plan of this
 --     term is trained on it | {PAST} | {NONE} | {TERM, term} | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
@@ -19,22 +19,21 @@ if again then return again end
 local planned_term, planned_lots = unpack(redis.call('HMGET', keys.plan, 'term', 'lots'))
 local planned = {}
 if planned_term == term then
-  for lot in (planned_lots or ''):gmatch('%S+') do planned[lot] = true end
+  for _, lot in ipairs(lots_in(planned_lots)) do planned[lot] = true end
 end
 for _, lot in ipairs(lots) do
-  if redis.call('SISMEMBER', keys.taken_lots, lot) == 0 then return { 'TAKEN', lot } end
+  if not redis.call('ZSCORE', keys.taken_lots, lot) then return { 'TAKEN', lot } end
   if planned[lot] then return { 'PLANNED', lot } end
 end
-redis.call('HDEL', keys.rollouts, 'took') -- allowed when memory is full, and lets the script write
+redis.call('HDEL', keys.rollouts, '') -- allowed when memory is full, and lets the script write
 local texts = {}
 for _, lot in ipairs(lots) do
   if reason == '' then
     give_back(lot)
-  else
+  elseif redis.call('ZREM', keys.taken_lots, lot) == 1 then
     local found = read_lot(lot) or { ids = {} }
     for _, text in ipairs(texts_of(lot, found, s.units)) do texts[#texts + 1] = text end
     delete_lot(lot, found)
-    redis.call('SREM', keys.taken_lots, lot)
     if s.units > 0 then close_prompt(lot) end
   end
 end

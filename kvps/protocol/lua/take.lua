@@ -1,13 +1,14 @@
 -- take: drop the lots that are too stale for the next version, then take whole ones. Actors that are silent for long end.
 -- KEYS version:hash config:hash term(shard):string rollouts:hash items:hash lots:hash waiting_lots:zset lot_bases:zset
--- KEYS taken_lots:set actors:hash actor_beats:zset units:hash free_units:zset taken_units:zset turns:stream commits:stream
+-- KEYS taken_lots:zset actors:hash actor_beats:zset units:hash free_units:zset taken_units:zset turns:stream commits:stream
 -- KEYS never
--- ARGV job shard term number most least order
+-- ARGV job term number most least order
 --   number: of this call within the term
 --   most, least: how many lots; with fewer than `least` nothing is taken, as long as more may come
 --   order: oldest, newest or random
--- USES job log numbers rollouts run_control time turns
--- Returns {OK, lots} also when repeated: one text | {EMPTY, lots that wait, items} | {HELD, lots taken, items}: no more can
+-- USES job numbers rollouts run_control turns
+-- Returns {OK, lots} also when repeated: one text | {MORE}: so many are too stale that one call does not drop all of them
+--     | {EMPTY, lots that wait, items} | {HELD, lots taken, items}: no more can
 --     come before these have their fate | {DONE, 0, items}: no more can come
 --     | {STOPPED, run, by, reason, at}: and no lot waits | {PAST} | {NONE} | {TERM, term} | {NOJOB} | {ANOTHER} | {RESTARTED}
 --     | {WRONGTYPE, key, is, want}
@@ -20,43 +21,14 @@ if not s then return { 'NONE' } end
 local again = earlier_call('take', term, number)
 if again then return again end
 
-redis.call('HDEL', keys.rollouts, 'took') -- allowed when memory is full, and lets the script write
-local changed = end_silent()
-if s.staleness >= 0 then
-  local texts = {}
-  local stale = redis.call('ZRANGEBYSCORE', keys.lot_bases, '-inf', '(' .. digits(math.max(0, whole(version) - s.staleness)),
-    'LIMIT', 0, MOST_ITEMS)
-  for _, lot in ipairs(stale) do
-    local found = read_lot(lot) or { ids = {} }
-    for _, text in ipairs(texts_of(lot, found, s.units)) do texts[#texts + 1] = text end
-    delete_lot(lot, found)
-    redis.call('ZREM', keys.lot_bases, lot)
-    local whole_one = redis.call('ZREM', keys.waiting_lots, lot) == 1
-    if s.units > 0 then
-      local actor = (redis.call('HGET', keys.units, lot) or ''):match('^(%S+) generates$')
-      if s.again and whole_one then
-        redis.call('HSET', keys.units, lot, 'free')
-        redis.call('ZADD', keys.free_units, lot, lot)
-      elseif not s.again then -- also for who generates on it
-        local held = actor and redis.call('HGET', keys.actors, actor)
-        local entry = held and cjson.decode(held) or {}
-        if entry.unit == lot then
-          entry.unit = nil
-          redis.call('HSET', keys.actors, actor, cjson.encode(entry))
-        end
-        redis.call('ZREM', keys.free_units, lot)
-        redis.call('ZREM', keys.taken_units, lot)
-        close_prompt(lot)
-      end
-    end
-  end
-  log_fates('stale', version, texts, 'then', s.units > 0 and s.again and 'again' or 'drop')
-  changed = changed or #stale > 0
-end
-if changed then wake('') end
+redis.call('HDEL', keys.rollouts, '') -- allowed when memory is full, and lets the script write
+local ended = end_silent()
+local dropped, more = drop_stale(s, version)
+if ended or dropped then wake('') end
+if more then return { 'MORE' } end
 
 local waiting, items = redis.call('ZCARD', keys.waiting_lots), redis.call('HLEN', keys.items)
-local held, full, offers = redis.call('SCARD', keys.taken_lots), unpack(redis.call('HMGET', keys.rollouts, 'full', 'offers'))
+local held, full, offers = redis.call('ZCARD', keys.taken_lots), unpack(redis.call('HMGET', keys.rollouts, 'full', 'offers'))
 redis.call('HDEL', keys.rollouts, 'full')
 -- Whether an item may come that makes another lot whole: there are prompts, and there is room, also for the bytes of an
 -- item that was offered. If no lot is whole, groups get room beyond that.
@@ -64,11 +36,10 @@ local function more_may_come()
   if run and run ~= 'pause' then return false end
   if s.units > 0 then
     local next_one, done = unpack(redis.call('HMGET', keys.units, 'next', 'done'))
-    local open = whole(next_one or '0') - whole(done or '0') - waiting - held
-    if open == 0 and whole(next_one or '0') >= s.units then return false end
+    local open = counted(next_one) - counted(done) - waiting - held
+    if open == 0 and counted(next_one) >= s.units then return false end
   end
-  local coming = tonumber(offers or '0')
-  return coming > 0 or waiting + held == 0 or (not full and items < s.capacity)
+  return counted(offers) > 0 or waiting + held == 0 or (not full and items < s.capacity)
 end
 if waiting == 0 or waiting < whole(least) then
   if more_may_come() then return { 'EMPTY', waiting, items } end
@@ -78,7 +49,7 @@ if waiting == 0 or waiting < whole(least) then
   end
 end
 local taken
-local count = math.min(whole(most), MOST_TAKEN)
+local count = math.min(math.max(1, whole(most)), MOST_TAKEN, math.max(1, math.floor(s.capacity / math.max(1, s.group))))
 if order == 'newest' then
   taken = redis.call('ZREVRANGE', keys.waiting_lots, 0, count - 1)
 elseif order == 'random' then
@@ -86,12 +57,18 @@ elseif order == 'random' then
 else
   taken = redis.call('ZRANGE', keys.waiting_lots, 0, count - 1)
 end
+local there = {}
 for _, lot in ipairs(taken) do
+  local place = redis.call('ZSCORE', keys.waiting_lots, lot)
   redis.call('ZREM', keys.waiting_lots, lot)
   redis.call('ZREM', keys.lot_bases, lot)
-  redis.call('SADD', keys.taken_lots, lot)
+  if redis.call('HEXISTS', keys.lots, lot) == 1 then
+    redis.call('ZADD', keys.taken_lots, place, lot)
+    there[#there + 1] = lot
+  end
 end
-local took = table.concat(taken, ' ')
+if #there == 0 then return { 'MORE' } end -- somebody else has put these there
+local took = table.concat(there, ' ')
 note_call('take', number, took)
 redis.call('HSET', keys.rollouts, 'batch', most)
 return { 'OK', took }
