@@ -51,7 +51,8 @@ class CsvFile(Logger):
     def _write(self, rows: Sequence[Row]) -> None:
         """Append rows, and hand them to the system. If that fails, the file has none of them."""
         names = dict.fromkeys(name for row in rows for name in row.values)
-        if new := [name for name in names if name not in self._columns]:
+        new = [name for name in names if name not in self._columns]
+        if new or not self._columns:  # a row may have no figure: a learner need not say a loss
             self._columns = [*(self._columns or _FIRST), *new]
             self._write_again(lambda cells: True)
         text = io.StringIO()
