@@ -36,7 +36,7 @@ MOST_WORKERS, MOST_IDS, LARGEST_RANK, MOST_OPEN_UNITS = 4_096, 16_384, 1 << 20, 
 """Of one job: the highest `workers`; how many ids may ever have joined; the highest rank that Redis may name; and how
 many units may be handed out before a version is committed. Scripts get these from here too."""
 MOST_ITEMS, MOST_GROUP, MOST_TAKEN, MOST_BASES = 65_536, 256, 4_096, 1_000
-"""Of a job with experience: the most items that may wait; the most items of one prompt; how many lots a learner takes at
+"""Of a job with experience: the most items that may wait, and the most of one prompt; how many lots a learner takes at
 once; and how many versions back an item may say that it was made on."""
 MOST_SHARDS = 1_000
 """The most shards of a job. Scripts have this and the next one from here too."""

@@ -20,11 +20,11 @@ from kvps.server import private_server
 
 PUBLIC = """
 Adadelta Adagrad Adam AdamW Adamax Checkpoint ContributionLate CorruptData DelayedNesterov Device DeviceFailed GroupLost
-InvalidName InvalidSetting InvalidTask Item ItemsRefused Job JobConfig JobError JobExists JobNotFound JobSettings JobStopped
-JobSuspended KvpsError LayoutMismatch
-LeaseLost Lion LocalJob NAdam NoServer NotFinite Optimizer ParameterGroup Publisher RMSprop Rollouts RunContext SGD ServerError
-ServerFull ServerLost ServerUnfit Session Store TaskFailed TooManyClients UsageError Watch WorkerAlive WorkerError
-WorkerEvicted WrongOrder Yogi batches connect from_env local open_device partition schedules
+InvalidName InvalidSetting InvalidTask Item ItemsRefused Job JobConfig JobError JobExists JobNotFound JobSettings
+JobStopped JobSuspended KvpsError LayoutMismatch
+LeaseLost Lion LocalJob NAdam NoServer NotFinite Optimizer ParameterGroup Publisher RMSprop Rollouts RunContext SGD
+ServerError ServerFull ServerLost ServerUnfit Session Store TaskFailed TooManyClients UsageError Watch WorkerAlive
+WorkerError WorkerEvicted WrongOrder Yogi batches connect from_env local open_device partition schedules
 """
 LOWER = {"batches", "connect", "from_env", "local", "open_device", "partition", "schedules"}
 

@@ -128,6 +128,8 @@ class RolloutScripts:
         match reply:
             case ["OK", str(lots)]:
                 return Took(lots.split())
+            case ["PAST"]:
+                raise LeaseLost(f"what this learner takes of job {self._job!r} it has taken since")
             case ["MORE"]:
                 return Took([], "more")
             case ["EMPTY", *_]:

@@ -11,6 +11,8 @@ import pytest
 from kvps_aggregator import Aggregator
 from kvps_aggregator.step import reduce
 
+from kvps.actors.publisher import Publisher
+from kvps.actors.sending import ActorRollouts
 from kvps.connection.client import Client
 from kvps.errors import ServerLost
 from kvps.history.log_stream import LogStream
@@ -67,6 +69,21 @@ def fall_silent(session: Session) -> None:
 def abandon(session: Session) -> None:
     """Let the session's `with` block end without a leave."""
     session._membership.closed = True
+
+
+def die_sending(actor: ActorRollouts, nbytes: int) -> None:
+    """Let an actor end as if its process had been killed while it sent an item."""
+    assert actor._reserve(nbytes, retries=False)
+    assert actor._heart
+    actor._heart.stop()
+    actor._incarnation = ""
+
+
+def abandon_learner(policy: Publisher) -> None:
+    """Let a learner give up its shards, and keep what it has taken."""
+    policy._holder.release()
+    policy._thread.shutdown()
+    policy._closed = True
 
 
 def grow_with_each_read(monkeypatch: pytest.MonkeyPatch, job: Job, most: int = 20) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from helpers.harness import gradient, log_entries
 from kvps_aggregator import Aggregator
 from kvps_aggregator.job_watcher import JobWatcher
@@ -72,7 +73,7 @@ class Reader:
 
     def refuses(self, name: str) -> bool:
         """Return whether it is not for the versions of this scene's job."""
-        return self.versions not in ("", "learner" if name == PUBLISHED else "workers")
+        return self.versions not in ("", "learner" if name in (PUBLISHED, EXPERIENCE) else "workers")
 
 
 class Steps(threading.Event):
@@ -214,6 +215,38 @@ def _publisher(scene: Scene, job: Open) -> None:
         policy.load(model)
         policy.publish(published(7), loss=0.5)
         policy.publish(published(8), wait=False)
+
+
+# -- experience ---------------------------------------------------------------------------------------------------
+
+
+def _experience(scene: Scene, job: Open) -> None:
+    rollouts = job().rollouts
+    for read in (lambda: str(rollouts.settings), rollouts.now, rollouts.live, rollouts.fates):
+        with suppress(KvpsError):
+            read()
+
+
+def _learner(scene: Scene, job: Open) -> None:
+    """The next learner: it takes what waits, rejects some, gives some back, and publishes what it has trained on."""
+    with scene.store.publisher(JOB, published(0), takeover=True) as policy:
+        for _ in range(2):
+            taken = policy.rollouts.take(groups=1, wait=0)
+            str([item.data for item in taken])
+            policy.publish(published(9), trained=taken)
+        policy.rollouts.reject(policy.rollouts.take(groups=1, wait=0), "of no use")
+        policy.rollouts.give_back(policy.rollouts.take(groups=1, wait=0, order="random"))
+
+
+def _actor(scene: Scene, job: Open) -> None:
+    """An actor of the name of the one that was killed, and another one."""
+    for name in ("a0", "a1"):
+        with Watch(job(), name) as watch:
+            watch.load(published(0))
+            watch.rollouts.room()
+            for n in range(2):
+                if watch.next_unit(wait=0) is not None:
+                    watch.rollouts.put({"tokens": np.arange(9, dtype=np.int32), "n": n}, version=watch.version)
 
 
 # -- the aggregator -----------------------------------------------------------------------------------------------
@@ -412,7 +445,7 @@ def _host(scene: Scene, job: Open) -> None:
         host._leave()
 
 
-QUEUE, PUBLISHED = "queue", "published"
+QUEUE, PUBLISHED, EXPERIENCE = "queue", "published", "experience"
 READERS = {
     "store.job": Reader(lambda scene, job: scene.opened(), every=3),
     "state": Reader(_state, every=3),
@@ -438,6 +471,9 @@ READERS = {
     "watch": Reader(_watch, writes=True, every=3),
     "watch of the version before": Reader(_follow, writes=True, of=PUBLISHED),
     "publisher": Reader(_publisher, writes=True, every=6, versions="learner"),
+    "experience": Reader(_experience, of=EXPERIENCE),
+    "learner of experience": Reader(_learner, writes=True, of=EXPERIENCE, seconds=10),
+    "actor": Reader(_actor, writes=True, of=EXPERIENCE),
     "remove": Reader(lambda scene, job: scene.store.remove_job(JOB), writes=True, every=40),
     "kvps status": Reader(_command(lambda scene: status.status(JOB, redis=scene.url)), every=40),
     "kvps status --json": Reader(_command(lambda scene: status.status(JOB, as_json=True, redis=scene.url)), every=40),

@@ -11,19 +11,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import redis
 from helpers.harness import aggregating, await_version, gradient, model
-from helpers.internals import abandon, fall_silent
+from helpers.internals import abandon, abandon_learner, die_sending, fall_silent
 from kvps_workers.queue.queue import CPU, TaskQueue
 
 import kvps
 from hostile.mutations import Content
+from kvps.actors.watch import Watch
 from kvps.arrays.layout import Array
 from kvps.arrays.pieces import Buffer
 from kvps.connection.client import Client
 from kvps.history import commit_log
 from kvps.history.log_stream import LogStream
 from kvps.job import Job
-from kvps.protocol.scripts import Said
 from kvps.machine.paths import private_directory
+from kvps.protocol.scripts import Said
 from kvps.session.session import Session
 from kvps.store import Store
 from kvps.transport import shared_memory
@@ -112,7 +113,7 @@ class Scene:
         k = job.access.keys
         possible = [k.pin, k.mirror, k.plan, k.ready, k.inbox, k.removed, k.units, k.free_units, k.draining, k.clock]
         possible += [k.finished, k.lease(0), k.term(0), k.lease(1), k.leases, k.owner(0), k.trace("w0"), k.skip]
-        possible += [k.activity, k.aggregators, k.shard_trace(0)]
+        possible += [k.activity, k.aggregators, k.shard_trace(0), k.free_units, k.lots]
         self.absent = [key.encode() for key in possible if key.encode() not in self._dumps]
         self.neighbour = self.digest(NEIGHBOURS_KEYS)
         self.size = sum(len(dump) for dump, _ in self._dumps.values())
@@ -280,6 +281,34 @@ def _published(store: Store, folder: Path) -> Job:
     return job
 
 
+def _experience(store: Store, folder: Path) -> Job:
+    """A job with experience: of one prompt the items are trained on, of one taken, of one rejected, of one they wait;
+    an actor has put one of two items, and was killed while it sent the next one."""
+    rollouts = kvps.Rollouts(max_staleness=2, capacity=32, prompts=8, group=2)
+    policy = store.publisher(JOB, published(0), shards=2, rollouts=rollouts)
+    watch = store.watch(JOB, actor="a0")
+    _answered(watch, 9)
+    policy.publish(published(1), trained=policy.rollouts.take(groups=1))
+    policy.rollouts.reject(policy.rollouts.take(groups=1), "of no use")
+    watch.update()
+    policy.rollouts.take(groups=1)
+    die_sending(watch.rollouts, 1_000)
+    abandon_learner(policy)
+    job = store.job(JOB)
+    made = job.checkpoint()
+    made.write(folder / made.filename)
+    commit_log.keep(LogStream(job.access), folder, job.state(), made.version)
+    store.client.call("DEL", job.access.keys.pin)
+    return job
+
+
+def _answered(watch: Watch, items: int) -> None:
+    watch.load(published(0))
+    for n in range(items):
+        assert watch.next_unit() is not None
+        watch.rollouts.put({"tokens": np.arange(9, dtype=np.int32), "n": n}, version=watch.version)
+
+
 def _held(job: Job) -> Held:
     state, reader = job.access.reader.round_state(), job.access.reader
     before, newest = (np.zeros(job.layout.size, np.float32) for _ in range(2))
@@ -310,6 +339,7 @@ SCENES: dict[str, Callable[[Store, Path], Job]] = {
     "restored": _restored,
     "queue": _queued,
     "published": _published,
+    "experience": _experience,
 }
 if shared_memory.available():
     SCENES["shared memory"] = lambda store, folder: _trained(store, folder, transport="shm")

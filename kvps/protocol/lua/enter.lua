@@ -7,7 +7,7 @@
 --   process: JSON: host, pid, ... of the process
 -- USES job names numbers rollouts turns
 -- Returns {OK, incarnation} also when repeated | {EVICTED, state} | {NONE}: the job takes no experience | {MANY}: too many
---     actors | {BAD}: no name, or no such process | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
+--     actors | {BAD}: no name, nonce or process | {NOJOB} | {ANOTHER} | {RESTARTED} | {WRONGTYPE, key, is, want}
 local refused = read_job(job)
 if refused then return refused end
 if not read_rollouts() then return { 'NONE' } end
@@ -17,7 +17,7 @@ if incarnation ~= '' then
   write_actor(actor, entry)
   return { 'OK', incarnation }
 end
-if not is_name(actor) then return { 'BAD' } end
+if not is_name(actor) or #nonce > 32 or not nonce:find('^%w+$') then return { 'BAD' } end
 local before = read_entry_of(actor)
 if before and before.nonce == nonce then return { 'OK', before.incarnation } end
 if not before and redis.call('HLEN', keys.actors) >= MOST_IDS then return { 'MANY' } end

@@ -83,6 +83,13 @@ local function end_actor(actor, entry)
   redis.call('ZADD', keys.free_units, entry.unit, entry.unit)
 end
 
+-- Returns whether a text is the id of an item: an actor's name, an incarnation and a number.
+local function is_id(text)
+  local of, number = text:match('^([^:]+):(%d+)$')
+  local from, _, count, nonce = (of or ''):find('%.(%d+)%-(%w+)$')
+  return from and whole(number) and whole(count) and #nonce <= 32 and is_name(of:sub(1, from - 1))
+end
+
 -- Returns a lot: the order of its first item, its oldest base, and the ids of its items; nil if there is none. The ids
 -- are put into the JSON of a plan as they are.
 local function read_lot(lot)
@@ -93,7 +100,7 @@ local function read_lot(lot)
   local order, base, rest = text:match('^(%d+) (%d+) (.+)$')
   if not whole(order) or not whole(base) then return nothing end
   for id in rest:gmatch('%S+') do
-    if #ids == MOST_GROUP or #id > 256 then return nothing end
+    if #ids == MOST_GROUP or not is_id(id) then return nothing end
     ids[#ids + 1] = id
   end
   return { order = order, base = whole(base), ids = ids }
