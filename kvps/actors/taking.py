@@ -30,7 +30,7 @@ from kvps.errors import (
 from kvps.job import Job
 from kvps.parsing import whole_setting
 from kvps.protocol.answers import ServerRestarted
-from kvps.protocol.rollout_scripts import Record, RolloutScripts, Took
+from kvps.protocol.rollout_scripts import Record, RolloutScripts, Took, items_of
 
 log = logging.getLogger("kvps.publish")
 
@@ -241,7 +241,7 @@ class LearnerRollouts:
         keys = self._job.access.keys
         texts = self._job.access.client.call("HMGET", keys.lots, *took.lots)
         for lot, text in zip(took.lots, texts, strict=True):
-            self._lots[lot] = tuple((text or "").split()[2:])
+            self._lots[lot] = items_of(text)
         return took
 
     def _end(self, lots: Sequence[str], reason: str) -> None:

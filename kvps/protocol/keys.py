@@ -201,7 +201,7 @@ from typing import ClassVar
 
 from kvps.arrays.layout import CHUNK_BYTES
 from kvps.errors import InvalidName, shown
-from kvps.parsing import JOB_ID, NAME, NAME_IN_WORDS
+from kvps.parsing import JOB_ID, NAME, NAME_IN_WORDS, whole
 
 JOBS = "kvps:jobs"
 MEMORY = "kvps:memory"
@@ -401,8 +401,9 @@ class JobKeys:
         return self._bytes(shard, f"g:{worker}.{incarnation}:{seq}:{chunk}")
 
     def item(self, id: str, shards: int) -> tuple[int, str]:
-        """Return in which of so many shards an item of experience is, and what the keys of its chunks begin with."""
-        shard = int(id.rpartition(":")[2]) % shards
+        """Return in which of so many shards an item of experience is, and what the keys of its chunks begin with.
+        Raises CorruptData for what is no id."""
+        shard = whole(id.rpartition(":")[2], "the number of an item") % shards
         return shard, self._bytes(shard, f"x:{id}:")
 
     def residual(self, shard: int, worker: str, incarnation: str, seq: int, chunk: int) -> str:

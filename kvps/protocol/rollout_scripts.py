@@ -10,6 +10,7 @@ from kvps.config.rollouts import MOST_ITEM_BYTES
 from kvps.errors import InvalidSetting, LeaseLost, UsageError, WrongOrder
 from kvps.parsing import Fields
 from kvps.protocol.answers import NextUnit, damaged
+from kvps.protocol.plan import ITEM_ID
 from kvps.protocol.scripts import JobScripts, run_in
 
 
@@ -156,6 +157,12 @@ class RolloutScripts:
             case ["TAKEN", _] | ["PAST"]:
                 raise LeaseLost(f"what this learner has taken of job {self._job!r} is not its own any more")
         raise damaged(f"rollouts of job {self._job!r}")
+
+
+def items_of(text: object) -> tuple[str, ...]:
+    """Return the ids of the items of a lot, from a field of the hash `lots`; none if it is damaged."""
+    ids = text.split()[2:] if isinstance(text, str) else []
+    return tuple(ids) if all(map(ITEM_ID.fullmatch, ids)) else ()
 
 
 class Record(NamedTuple):

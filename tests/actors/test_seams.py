@@ -17,7 +17,7 @@ from helpers.clusters import running_cluster
 from helpers.harness import log_entries
 from helpers.learners import Child, Judge, Said, digest, watching, weights
 from helpers.sentinels import watched_servers
-from helpers.servers import ServerProcess, running_server
+from helpers.servers import ServerProcess, fill_memory, running_server
 from helpers.waiting import awaited_job, eventually
 
 import kvps
@@ -217,16 +217,6 @@ def test_a_server_that_lost_its_last_versions_takes_others_in_their_places(tmp_p
         assert [fields["lost"] for _, fields in log_entries(policy.job) if fields["kind"] == "recover"] == ["3"]
 
 
-def _fill(client: redis.Redis) -> None:
-    """Take all memory that the server has left."""
-    size = 1 << 20
-    while size > 64:
-        try:
-            client.rpush("ballast", os.urandom(size))
-        except redis.exceptions.OutOfMemoryError:
-            size //= 2
-
-
 @pytest.mark.parametrize(
     ("shards", "fills"),
     [(3, 2), pytest.param(1, 30, marks=pytest.mark.slow), pytest.param(3, 30, marks=pytest.mark.slow)],
@@ -249,7 +239,7 @@ def test_a_publish_waits_until_a_full_server_has_room(shards: int, fills: int) -
                 judge.add([publish(policy), publish(policy)])
                 waits = False
                 while not waits:  # it takes what was held in reserve, and what older versions have
-                    _fill(other)
+                    fill_memory(other)
                     said = publish(policy, wait=False)
                     waits = not eventually(lambda v=said[0]: made() == v, seconds=0.5)
                     if not waits:

@@ -175,3 +175,13 @@ def replicated_server(replicas: int = 2) -> Iterator[Replicated]:
         found = Replicated(master, [begin("--replicaof", "127.0.0.1", str(master.port)) for _ in range(replicas)])
         assert eventually(found.in_step), "the replicas do not follow"
         yield found
+
+
+def fill_memory(client: redis.Redis) -> None:
+    """Take all memory that a server has left, with a key `ballast`."""
+    size = 1 << 20
+    while size > 64:
+        try:
+            client.rpush("ballast", os.urandom(size))
+        except redis.exceptions.OutOfMemoryError:
+            size //= 2

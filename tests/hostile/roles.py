@@ -10,6 +10,7 @@ learner publishes the other.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -32,7 +33,7 @@ from helpers.servers import running_server
 import kvps
 from hostile.calls import LONG_MS, LONGEST_MS, Call, SlowCalls
 from hostile.reach import COLUMNS, PATIENCE_S, Reach, is_refused, kind_of, reach, user_of
-from hostile.readers import PUBLISHED, QUEUE, READERS, hurry
+from hostile.readers import EXPERIENCE, QUEUE, READERS, hurry
 from hostile.scene import JOB, GaveUp, HurriedClient, Scene, published, scene
 from hostile.values import LONG
 from kvps.errors import KvpsError
@@ -45,6 +46,7 @@ VALUES = {"long": LONG, "huge": [str(2**53 - 1), str(2**53), "1000000000"], "neg
 _LR = 0.05
 _USES = ("state", "holders and others", "session of w0", "session of any", "aggregator", "report", "versions", "waits")
 _USES_OF_A_LEARNERS = ("state", "holders and others", "watch", "publisher", "report", "versions", "verify", "live view")
+_USES_OF_A_LEARNERS += ("experience", "learner of experience", "actor")
 _SHOWN = 120
 _MANY_TASKS = 1_000  # a script of the queue reads all of them. Who may put them there may load scripts, too
 _MANY_ARGUMENTS = 10_000  # a script takes as long as its caller sends much
@@ -240,6 +242,10 @@ def _honest(place: Place) -> dict[str, Any]:
     }
     given |= {"version_key": keys.version, "ms": 1000, "lease_ms": 1000, "what": "pause"}
     given |= {"head": state.head, "by": "host:1:2:x", "loss": 0.5, "nonce": "nonce"}
+    if entry := place.raw.hget(keys.actors, "a0"):  # an actor that has offered an item, and a lot that is taken
+        given |= {"actor": "a0", "incarnation": json.loads(entry)["incarnation"], "seq": 10, "process": "{}"}
+        given |= {"unit": 4, "name": state.names[0], "nbytes": 1_000, "chunks": 1, "digest": "d", "form": "form"}
+        given |= {"number": 6, "most": 1, "least": 1, "order": "oldest", "lots": ["2"], "trained": ["2"]}
     return given
 
 
@@ -287,7 +293,7 @@ def main() -> int:
         for role in asked.role or acl.ROLES:
             began = time.monotonic()
             with ExitStack() as stack:
-                name = QUEUE if acl.ROLES[role].queues else PUBLISHED if role == "learner" else "units"
+                name = QUEUE if acl.ROLES[role].queues else EXPERIENCE if role in ("actor", "learner") else "units"
                 place = Place(url, Path(folder) / "files", name, stack)
                 try:
                     rows[role], trials, calls = tried(

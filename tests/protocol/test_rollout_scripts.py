@@ -76,6 +76,11 @@ def _planned(room: Room) -> None:
     room.publish("0")
 
 
+def _full(room: Room) -> None:
+    """The first refusal wakes the learner."""
+    assert room.offer(nbytes=1 << 40) == "FULL"
+
+
 def _closed(room: Room) -> None:
     room.put()
 
@@ -94,7 +99,7 @@ OF_ACTORS: Changes = {
     ("prompt", "STOPPED"): (_stopped, {"actor": "a1", "incarnation": None}),
     ("offer", "CLOSED"): (_closed, {"seq": 20}),
     ("offer", "PAST"): (_nothing, {"seq": 5}),
-    ("offer", "FULL"): (_nothing, {"seq": 20, "nbytes": 1 << 40}),
+    ("offer", "FULL"): (_full, {"seq": 20, "nbytes": 1 << 40}),
     ("put", "OFFER"): (_nothing, {"nbytes": 101, "unit": 2}),
     ("put", "BASE"): (_nothing, {"unit": 2, "name": "0.another"}),
     ("put", "FORM"): (_nothing, {"unit": 2, "form": "another"}),

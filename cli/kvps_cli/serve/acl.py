@@ -16,9 +16,9 @@ from kvps.protocol.acl import READ_ONLY_KEYS, ROLES, check_jobs, rules
 from kvps_cli import connect, options
 from kvps_cli.output import say
 
-_OLD = dict.fromkeys(("evaluator", "worker", "host"), "this user may write every key of the job, its weights too") | {
-    "reader": "this user may run no script, so a read that is slower than the commits cannot keep its version"
-}
+_OLD = dict.fromkeys(
+    ("evaluator", "worker", "actor", "host"), "this user may write every key of the job, its weights too"
+) | {"reader": "this user may run no script, so a read that is slower than the commits cannot keep its version"}
 
 
 def acl(

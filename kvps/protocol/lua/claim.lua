@@ -13,7 +13,8 @@ local refused, version, name = read_job(job, 'version', 'shard:0')
 if refused then return refused end
 local present_term = redis.call('GET', keys.term) or ''
 if present_term ~= term then return { 'TERM', present_term } end
-if not read_rollouts() then return { 'NONE' } end
+local s = read_rollouts()
+if not s then return { 'NONE' } end
 local again = redis.call('HGET', keys.rollouts, 'claimed') == term and earlier_call('claim', term, number)
 if again then return again end
 
@@ -28,7 +29,7 @@ redis.call('HSET', keys.bases, version, name)
 local keeps, kept = {}, {}
 for _, text in ipairs(lots) do
   local lot, ids = text:match('^(%S+) (.+)$')
-  local found = read_lot(lot)
+  local found = lot and read_lot(lot)
   local same = found and table.concat(found.ids, ' ') == ids -- after a loss it may be another one
   local place = same and (redis.call('ZSCORE', keys.taken_lots, lot) or redis.call('ZSCORE', keys.waiting_lots, lot))
   if place then
@@ -38,7 +39,8 @@ for _, text in ipairs(lots) do
     redis.call('ZADD', keys.taken_lots, place, lot)
   end
 end
-for _, lot in ipairs(redis.call('ZRANGE', keys.taken_lots, 0, MOST_ITEMS)) do
+local most = math.min(MOST_ITEMS, math.floor(s.capacity) + MOST_GROUP) -- no learner takes more
+for _, lot in ipairs(redis.call('ZRANGE', keys.taken_lots, 0, most)) do
   if not keeps[lot] then give_back(lot) end
 end
 local took = table.concat(kept, ' ')
