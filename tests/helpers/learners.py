@@ -171,7 +171,7 @@ class Judge:
             version = watch.update()
             assert digest(watch.arrays) == bits[version]
         proof = proof_of(job)[1]
-        assert proof.differs == ""
+        assert proof.differs == "", proof.differs
         return len(published)
 
 
