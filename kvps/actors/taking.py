@@ -111,7 +111,7 @@ class LearnerRollouts:
         the log says so. Waits until as many are there, up to `wait` seconds: then it takes what there is. It takes
         fewer also where no more can come: no room is left, or all prompts are handed out. Returns [] if there is
         nothing, and for good if all prompts have had their fate or the job is stopped. Raises InvalidSetting,
-        LeaseLost if another learner has taken over.
+        JobSuspended, LeaseLost if another learner has taken over.
         """
         settings = self.settings
         lots = self._lots_of(settings, n, groups)

@@ -134,12 +134,15 @@ def test_a_take_waits_until_as_many_are_there_or_its_time_is_over(store: Store) 
 
 
 def test_fewer_are_taken_where_no_more_can_come(store: Store) -> None:
-    with learner(store, capacity=4) as policy, actor(store) as watch:
+    with learner(store, capacity=4) as policy, actor(store) as watch, ThreadPoolExecutor(1) as pool:
         put(watch, 4)
         held = policy.rollouts.take(2)
+        putting = pool.submit(put, watch)
         assert len(policy.rollouts.take(3)) == 2, "no room is left for a third"
         assert policy.rollouts.take(1) == [], "all are this learner's"
         policy.publish(model(1), trained=held)
+        putting.result(60)
+        assert len(policy.rollouts.take(1)) == 1
         [more] = put(watch)
         assert policy.rollouts.take(3, wait=0)[0].id == more, "there is room for two others, and no time to wait"
     store.remove_job(JOB)

@@ -178,8 +178,8 @@ def test_a_job_that_is_ended_hands_nothing_out(store: Store, how: str) -> None:
         assert other.next_unit() is None
         if how == "stop":
             assert policy.rollouts.take(groups=1) == []
-        else:
-            with pytest.raises(JobSuspended, match="enough"):  # or the loop of a script would end, and finish the job
+        else:  # or the end of the block would finish the job
+            with pytest.raises(JobSuspended, match="enough"):
                 policy.rollouts.take(groups=1)
         policy.close()
         policy = learner(store, prompts=9, group=2, capacity=2)  # goes on
