@@ -138,7 +138,7 @@ class ActorRollouts:
             return False
         if settings.max_staleness is None:
             return True
-        ahead = (waiting + taken) // max(1, batch)
+        ahead = (waiting + taken) // batch if batch else 0  # how much it takes at a time is known with its first call
         return bool(version + ahead - self._here.version <= settings.max_staleness)
 
     def close(self) -> None:

@@ -42,7 +42,11 @@ local function more_may_come()
   return counted(offers) > 0 or waiting + held == 0 or (not full and items < s.capacity)
 end
 if waiting == 0 or waiting < whole(least) then
-  if more_may_come() then return { 'EMPTY', waiting, items } end
+  if more_may_come() then
+    -- Actors look how far ahead they are: these too go into the next version, beside what is held for it.
+    redis.call('HSET', keys.rollouts, 'batch', digits(held + whole(most)))
+    return { 'EMPTY', waiting, items }
+  end
   if waiting == 0 then
     if run and run ~= 'pause' then return run_answer('STOPPED') end
     return { held > 0 and 'HELD' or s.units > 0 and 'DONE' or 'EMPTY', held, items }
