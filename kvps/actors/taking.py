@@ -35,7 +35,7 @@ from kvps.protocol.rollout_scripts import Record, RolloutScripts, Took, items_of
 log = logging.getLogger("kvps.publish")
 
 T = TypeVar("T")
-_LOOK_MS = 1_000  # between two looks for items, and for actors that have fallen silent
+_LOOK_MS = 1_000  # at most, between two looks for items, and for actors that have fallen silent
 _MOST_REASON = 200
 
 
@@ -119,6 +119,8 @@ class LearnerRollouts:
             raise InvalidSetting(f"order must be oldest, newest or random, not {order!r}")
         deadline = math.inf if wait is None else time.monotonic() + wait
         seen = {self._job.access.keys.news: "0-0"}
+        # Where nobody has looked for half of the timeout, all actors get a new start: a dead one would never be missed.
+        look_ms = min(_LOOK_MS, self._job.config.worker_timeout_ms / 4)
         while True:
             over = time.monotonic() >= deadline
             took = self._numbered(partial(self._took, lots, 1 if over else lots, order))
@@ -130,8 +132,8 @@ class LearnerRollouts:
                 raise JobSuspended(f"job {self._job.name!r} was {run.why}")
             if over or took.why in ("done", "stopped") or (took.why == "held" and not self._settle()):
                 return []
-            left_ms = _LOOK_MS if deadline == math.inf else round(1000 * (deadline - time.monotonic()))
-            seen |= self._job.access.client.wait(seen, max(1, min(_LOOK_MS, left_ms)))
+            left_ms = min(look_ms, 1000 * (deadline - time.monotonic()))
+            seen |= self._job.access.client.wait(seen, max(1, round(left_ms)))
 
     def reject(self, items: Iterable[Item | str], reason: str) -> None:
         """Say that these items, whole groups, are not to be trained on. The log has the reason; their prompts have had

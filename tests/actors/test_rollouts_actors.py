@@ -6,10 +6,13 @@ import os
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.learners import weights
 from helpers.rollouts import JOB, VALUE, actor, fates, ids_of, kinds, learner, model, put, silence
+from helpers.rollouts_oracle import Process, create, made
 from helpers.waiting import eventually
 
 import kvps
@@ -333,3 +336,21 @@ def test_many_actors_answer_all_prompts_of_all_epochs_once(store: Store) -> None
             each.result(60)
     trained = [each.unit for each in fates(store).values() if each.fate == "trained"]
     assert sorted(trained) == [unit for unit in range(20) for _ in range(3)]
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_killed_is_missed_though_nothing_else_happens(store: Store, tmp_path: Path) -> None:
+    """Also where its timeout is as short as the time between two looks of a learner that waits."""
+    create(store, kvps.Rollouts(prompts=1, group=40), worker_timeout_ms=1_000)
+    killed = Process(tmp_path, store.url, "act", "dead", 0)
+    policy = store.publisher(JOB, weights(0, 0), rollouts=None)
+    assert eventually(lambda: [each.unit for each in policy.job.rollouts.now().actors] == [0])
+    killed.kill()
+    with actor(store, "a0") as watch, ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(policy.rollouts.take, groups=1)
+        lacking = 40 - len(fates(store))
+        assert watch.next_unit(wait=60) == 0
+        for _ in range(lacking):
+            put(watch, 1, made("a", 0))
+        assert len(taking.result(60)) == 40
+    policy.close()

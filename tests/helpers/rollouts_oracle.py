@@ -48,7 +48,9 @@ JOB = "policy"
 Write = Callable[..., None]
 
 
-def create(store: Store, rollouts: kvps.Rollouts, shards: int = 2, durability: str = "memory") -> Job:
+def create(
+    store: Store, rollouts: kvps.Rollouts, durability: str = "memory", worker_timeout_ms: int = 2_000, shards: int = 2
+) -> Job:
     """Create the job with version 0 of `weights`, and with times after which what is dead is soon taken for dead."""
     model = weights(0, 0)
     layout = Layout.of_state(model, shards, None)
@@ -60,7 +62,7 @@ def create(store: Store, rollouts: kvps.Rollouts, shards: int = 2, durability: s
         durability=durability,
         transport="redis",
         lease_ms=1_000,
-        worker_timeout_ms=2_000,
+        worker_timeout_ms=worker_timeout_ms,
         metadata=Metadata(publishes=1, rollouts=rollouts.text),
     )
     return store.create_published(JOB, layout, flat, config)
