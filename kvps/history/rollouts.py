@@ -137,9 +137,9 @@ class JobRollouts:
         if not entries:
             return {}
         *later, first = entries
-        seconds = max(0.001, self._access.server.seconds() - entry_ms(*first) / 1000)
+        each = 1 / max(0.001, self._access.server.seconds() - entry_ms(*first) / 1000)
         ended = Counter(fate.id.rpartition(".")[0] for _, fields in later for fate in _fates_in(fields))
-        return {actor: number / seconds for actor, number in ended.items()}
+        return {actor: number * each for actor, number in ended.items()}
 
     def if_any(self) -> RolloutsNow | None:
         """Return `now` without its staleness; None if the job takes no experience, or nobody has sent any."""
