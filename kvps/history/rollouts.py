@@ -11,7 +11,7 @@ from kvps.config.rollouts import Rollouts
 from kvps.errors import UsageError
 from kvps.history.commit_log import Log
 from kvps.history.log_stream import LogStream
-from kvps.parsing import Fields, entry_ms, whole
+from kvps.parsing import Fields, entry_ms, number, whole
 from kvps.protocol.job_state import Commit
 from kvps.protocol.plan import TrainedItem
 from kvps.protocol.rollout_scripts import Record
@@ -112,7 +112,7 @@ class JobRollouts:
         handed_out, closed = (whole(count or 0, "the prompts") for count in prompts)
         newest, taken = whole(version, "the version"), lots * group  # whole lots alone are taken
         late = Counter(newest - Record.of(text, id).base for all_items in read for id, text in all_items.items())
-        seen = {name: float(score) for name, score in zip(beats[::2], beats[1::2], strict=True)}
+        seen = {name: number(ms, "a sign of life") for name, ms in zip(beats[::2], beats[1::2], strict=True)}
         now_ms = int(now[0]) * 1000 + int(now[1]) // 1000
         return RolloutsNow(
             waiting=items - taken,
@@ -139,7 +139,7 @@ class JobRollouts:
         *later, first = entries
         each = 1 / max(0.001, self._access.server.seconds() - entry_ms(*first) / 1000)
         ended = Counter(fate.id.rpartition(".")[0] for _, fields in later for fate in _fates_in(fields))
-        return {actor: number * each for actor, number in ended.items()}
+        return {actor: items * each for actor, items in ended.items()}
 
     def if_any(self) -> RolloutsNow | None:
         """Return `now` without its staleness; None if the job takes no experience, or nobody has sent any."""

@@ -86,10 +86,11 @@ def _bars(staleness: Mapping[int, int]) -> dict[str, int]:
     """Return label -> items of a histogram of a few bars, all as wide."""
     low, high = min(staleness), max(staleness)
     width = math.ceil((high - low + 1) / _BARS)
-    bars: dict[str, int] = {}
-    for first in range(low, high + 1, width):
-        label = f"{first:,}" if width == 1 else f"{first:,} to {first + width - 1:,}"
-        bars[label] = sum(staleness.get(each, 0) for each in range(first, first + width))
+    firsts = range(low, high + 1, width)
+    bars = dict.fromkeys((f"{n:,}" if width == 1 else f"{n:,} to {n + width - 1:,}" for n in firsts), 0)
+    labels = list(bars)
+    for late, items in staleness.items():
+        bars[labels[(late - low) // width]] += items
     return bars
 
 

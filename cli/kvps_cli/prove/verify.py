@@ -244,7 +244,7 @@ def _show(state: State, proof: Proof, config: JobConfig) -> None:
     if config.metadata.publishes:
         print(f"published   {counted(proof.commits - proof.since, 'version')} by {counted(proof.learners, 'learner')}")
         if proof.experience != Experience():
-            print(f"experience  {proof.experience}")
+            print(f"experience  {proof.experience}{f', after version {proof.since}' if proof.since else ''}")
     elif proof.by:
         since = f" after version {proof.replayed_since}" if proof.replayed_since else ""
         number = counted(state.version - proof.replayed_since, "commit")

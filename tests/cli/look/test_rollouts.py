@@ -10,7 +10,7 @@ import pytest
 from helpers.experience import experienced, weights
 from helpers.harness import model
 
-from kvps.errors import InvalidSetting, UsageError
+from kvps.errors import CorruptData, InvalidSetting, UsageError
 from kvps.store import Store
 
 Said = Callable[..., str]
@@ -55,6 +55,18 @@ def test_it_shows_what_is_there_who_sends_it_and_each_fate(store: Store, said: S
         quick.rollouts.put({"reward": 1.0}, version=0)
         bars = [line.split()[:2] for line in said("rollouts").splitlines()[4:8]]
         assert bars == [["0", "3"], ["1", "0"], ["2", "0"], ["3", "1"]]
+
+
+def test_a_histogram_has_few_bars_whatever_the_server_says(store: Store, said: Said) -> None:
+    with experienced(store) as (policy, *_):
+        policy.job.access.client.call("HSET", policy.job.access.keys.items, "a.1-x:1", f"{2**52} 1 1 x 0")
+        lines = said("rollouts").splitlines()
+        bars = [line for line in lines if " to " in line]
+        assert len(bars) <= 13
+        assert sum(int(bar.split()[3]) for bar in bars) == 4
+        policy.job.access.client.call("ZADD", policy.job.access.keys.actor_beats, "-inf", "slow")
+        with pytest.raises(CorruptData, match="a sign of life"):
+            said("rollouts")
 
 
 def test_other_commands_have_a_line_of_it(store: Store, said: Said) -> None:

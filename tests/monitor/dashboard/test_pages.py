@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers.commands import Started
 from helpers.dashboards import Dashboard, dashboard
+from helpers.experience import experienced
 from helpers.harness import aggregating, gradient, model
 
 import kvps
@@ -302,3 +303,24 @@ def test_a_thousand_workers_do_not_stall_the_page(store: Store, shown: Dashboard
         thread.join()
     page.get_by_label("Filter workers").fill("w99")
     page.wait_for_function(NAMES_ARE, arg=["w99", *(f"w99{n}" for n in range(10))])
+
+
+def test_a_job_with_experience_shows_its_actors_and_what_waits(store: Store, shown: Dashboard, tab: Any) -> None:
+    with experienced(store) as (_, quick, _slow):
+        page = tab.open(f"{shown.root}/jobs/job")
+        for title, value in (("Rollouts waiting", "1"), ("Taken", "2"), ("Dropped", "4"), ("Actors", "2")):
+            tile(page, title, value)
+        for name, behind, prompt in (("quick", "0", "4"), ("slow", "3", "–")):
+            row = page.locator("tr", has=page.get_by_role("rowheader", name=name, exact=True))
+            row.locator("td[data-title=Behind]", has_text=behind).wait_for()
+            row.locator("td[data-title=Prompt]", has_text=prompt).wait_for()
+        page.locator(".event.commit", has_text="loss 0.5, trained on 2 items").wait_for()
+        page.locator(".event.stale", has_text="2 items, too old after version 3").wait_for()
+        quick.rollouts.put({"reward": 1.0}, version=3)
+        tile(page, "Rollouts waiting", "2")
+        page.goto(f"{shown.root}/jobs/job/log")
+        page.get_by_label("Which events").select_option("what went wrong")
+        page.locator(".event.rejected", has_text="2 items after version 1: no advantage").wait_for()
+    page.goto(f"{shown.root}/jobs/job")
+    tile(page, "Rollouts waiting", "4")
+    page.get_by_role("heading", name="Actors").wait_for(state="hidden")
