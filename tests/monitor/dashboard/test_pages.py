@@ -310,7 +310,7 @@ def test_a_job_with_experience_shows_its_actors_and_what_waits(store: Store, sho
         page = tab.open(f"{shown.root}/jobs/job")
         for title, value in (("Rollouts waiting", "1"), ("Taken", "2"), ("Dropped", "4"), ("Actors", "2")):
             tile(page, title, value)
-        for name, behind, prompt in (("quick", "0", "4"), ("slow", "3", "–")):
+        for name, behind, prompt in (("quick", "0", "4"), ("slow", "3", "\u2013")):
             row = page.locator("tr", has=page.get_by_role("rowheader", name=name, exact=True))
             row.locator("td[data-title=Behind]", has_text=behind).wait_for()
             row.locator("td[data-title=Prompt]", has_text=prompt).wait_for()
