@@ -16,7 +16,7 @@ import numpy as np
 from helpers.harness import gradient, log_entries
 from kvps_aggregator import Aggregator
 from kvps_aggregator.job_watcher import JobWatcher
-from kvps_cli.look import graph, inspect, jobs, log, status, timeline, top
+from kvps_cli.look import graph, inspect, jobs, log, rollouts, status, timeline, top
 from kvps_cli.prove import checkpoint, verify
 from kvps_cli.train import queue
 from kvps_monitor.dashboard import answers
@@ -221,10 +221,16 @@ def _publisher(scene: Scene, job: Open) -> None:
 
 
 def _experience(scene: Scene, job: Open) -> None:
-    rollouts = job().rollouts
-    for read in (lambda: str(rollouts.settings), rollouts.now, rollouts.live, rollouts.fates):
+    its = job().rollouts
+    for read in (lambda: str(its.settings), its.now, its.if_any, its.per_second, its.live, its.fates):
         with suppress(KvpsError):
             read()
+
+
+def _rollouts(scene: Scene) -> None:
+    for options in ({}, {"as_json": True}, {"fates": True}):
+        with suppress(KvpsError):
+            rollouts.rollouts(JOB, **options, redis=scene.url)
 
 
 def _learner(scene: Scene, job: Open) -> None:
@@ -482,6 +488,7 @@ READERS = {
     "spans": Reader(_spans, every=3),
     "kvps graph": Reader(_command(lambda scene: graph.graph(JOB, "svg", redis=scene.url)), every=20),
     "kvps graph -o json": Reader(_command(lambda scene: graph.graph(JOB, "json", redis=scene.url)), every=40),
+    "kvps rollouts": Reader(_command(_rollouts), of=EXPERIENCE),
     "kvps log": Reader(_command(lambda scene: log.log(JOB, last=0, redis=scene.url)), every=20),
     "kvps log --json": Reader(_command(lambda scene: log.log(JOB, last=9, as_json=True, redis=scene.url)), every=40),
     "kvps timeline": Reader(_command(_timelines), every=20),
