@@ -245,7 +245,7 @@ FAULTS = {
     "an item is lost when it is given back": (
         "settle",
         "    give_back(lot)\n",
-        "    redis.call('SREM', keys.taken_lots, lot); delete_lot(lot, read_lot(lot)); close_prompt(lot)\n",
+        "    redis.call('ZREM', keys.taken_lots, lot); delete_lot(lot, read_lot(lot)); close_prompt(lot)\n",
         "without a fate",
     ),
     "an acknowledged item is dropped": (
@@ -263,7 +263,7 @@ def test_the_oracle_sees_a_fault(store: Store, tmp_path: Path, fault: str, monke
     script, correct, planted, seen = FAULTS[fault]
     changed = {script: (correct, planted)} if correct else {}
     if fault == "a stale item is trained on":
-        changed["take"] = ("if s.staleness >= 0 then", "if false then")
+        changed["take"] = ("if s.staleness < 0 then return", "if true then return")
     for name, (before, after) in changed.items():
         assert SCRIPTS[name].text.count(before) == 1, f"{name}.lua has changed: plant this fault anew"
         text = SCRIPTS[name].text.replace(before, SCRIPTS[name].header.placed(after))
