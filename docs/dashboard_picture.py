@@ -6,7 +6,6 @@ Run by `make picture`.
 from __future__ import annotations
 
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -15,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 from playwright.sync_api import sync_playwright
 
 from kvps.server import private_server
@@ -25,12 +23,10 @@ COMMAND += ["--epochs", "40000", "--quiet"]
 SIZE = {"width": 1180, "height": 1136}
 COLOURS = 256  # of the picture, which is mostly flat
 LONG_ENOUGH = 14_000  # ms, so that the timeline is full
-LABELS = """() => [...document.querySelectorAll("dt:not(.settings dt), h2, thead th, .head button")]
-  .filter((each) => each.offsetParent).map((each) => each.textContent.replace(/ [↑↓]$/, ""))"""
 
 
-def shoot() -> tuple[bytes, list[str]]:
-    """Start a run and a dashboard on a server of their own; return the page of the job as PNG, and its labels."""
+def shoot() -> bytes:
+    """Start a run and a dashboard on a server of their own; return the page of the job as PNG."""
     kvps = [sys.executable, "-m", "kvps"]
     private_server.start()
     run = subprocess.Popen([*kvps, *COMMAND], stdout=subprocess.DEVNULL)
@@ -46,7 +42,7 @@ def shoot() -> tuple[bytes, list[str]]:
             page.get_by_role("link", name="digits", exact=True).click()
             page.locator(".rows .pill", has_text="computing").first.wait_for()
             page.wait_for_timeout(LONG_ENOUGH)
-            return page.screenshot(), page.evaluate(LABELS)
+            return bytes(page.screenshot())
     finally:
         for process in (shown, run):
             process.terminate()
@@ -55,17 +51,14 @@ def shoot() -> tuple[bytes, list[str]]:
 
 
 def main() -> None:
-    """Write the picture, with so few colours that it is small, and with the labels that a test compares with the
-    pages."""
+    """Write the picture, with so few colours that it is small."""
     target = Path(__file__).with_name("images") / "dashboard.png"
     with tempfile.TemporaryDirectory(prefix="kvps-p-") as folder:
         os.environ["KVPS_RUNTIME_DIR"] = folder
-        shot, labels = shoot()
-    known = PngInfo()
-    known.add_text("labels", json.dumps(labels))
+        shot = shoot()
     Image.open(io.BytesIO(shot)).convert("RGB").quantize(
         COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE
-    ).save(target, optimize=True, pnginfo=known)
+    ).save(target, optimize=True)
 
 
 if __name__ == "__main__":

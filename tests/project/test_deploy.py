@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 from helpers.command_lines import check_parses, commands_in
-from helpers.kustomize import loaded
 from helpers.paths import ROOT
 
 PAGE = ROOT / "docs" / "deploy.md"
@@ -28,18 +27,6 @@ def test_the_commands_are_of_this_version_and_their_files_are_there(page: object
         named = set(re.findall(r"\b(?:deploy|docker)/[\w./-]+", block))
         made = {name for name in named if "/mine" in name or name in ("docker/.env", "docker/secrets")}
         assert all((ROOT / name).exists() for name in named - made), named
-
-
-def test_the_page_shows_the_commands_that_there_are() -> None:
-    text = PAGE.read_text()
-    assert [words[:2] for block in blocks(text) for words in commands_in(block)] == [
-        ["status", "train"],
-        ["status", "digits"],
-    ]
-    (made,) = re.findall(r"<<END\n(.*?)^END$", text, re.MULTILINE | re.DOTALL)
-    (told,) = loaded(made)
-    assert told["images"][0]["name"] == "kvps"
-    assert (ROOT / "deploy" / "kubernetes" / "mine" / told["resources"][0]).resolve().is_dir()
 
 
 def test_the_arguments_of_sbatch_are_those_of_create() -> None:

@@ -97,14 +97,3 @@ def test_pip_takes_nothing_but_files_whose_hash_is_known(image: str) -> None:
         "--target /opt/build --require-hashes -r requirements/build.txt",
         "--no-index --no-deps /opt/wheel/*.whl",
     ]
-
-
-def test_both_images_are_made_of_the_same_things() -> None:
-    """But for the lock, and the system's Python."""
-
-    def steps(image: str) -> list[str]:
-        lines = [f"{name} {words}" for name, words in _instructions(image) if name not in ("FROM", "SHELL")]
-        lines = [line.replace("python3 ", "python ").replace(IMAGES[image], "the lock") for line in lines]
-        return [line for line in lines if not re.match("RUN (apt-get|useradd) ", line)]
-
-    assert steps("docker/Dockerfile") == steps("docker/Dockerfile.cuda")

@@ -77,14 +77,6 @@ def test_every_command_has_the_options_of_this_version(objects: list[dict[str, A
     assert seen == OURS
 
 
-@pytest.mark.parametrize(
-    "words", [["worker", "--ide", "w0"], ["aggregator", "begin"], ["create", "digits"], ["aggregator", "start", "x"]]
-)
-def test_a_command_that_kvps_refuses_is_found(words: list[str]) -> None:
-    with pytest.raises(AssertionError, match=f"kvps {words[0]}"):
-        check_parses(words)
-
-
 def test_the_workers_are_those_of_the_job_that_is_created(objects: list[dict[str, Any]]) -> None:
     create = one(objects, "Job", "create")["template"]["spec"]["containers"][0]["args"]
     workers = one(objects, "Job", "workers")
@@ -92,26 +84,6 @@ def test_the_workers_are_those_of_the_job_that_is_created(objects: list[dict[str
     assert create[create.index("--workers") + 1] == str(workers["completions"])
     assert create[create.index("--job") + 1] == args[args.index("--job") + 1]
     assert args[args.index("--id") + 1] == "w$(INDEX)", "the ids of kvps create's workers"
-
-
-def test_what_kvps_refuses_is_not_tried_again(objects: list[dict[str, Any]]) -> None:
-    """`kvps_cli.main` ends with 2 if an option or a setting is wrong."""
-    for name, container in (("create", "create"), ("workers", "worker")):
-        job = one(objects, "Job", name)
-        assert job["template"]["spec"]["restartPolicy"] == "Never", "a policy for failures needs it"
-        last = job["podFailurePolicy"]["rules"][-1]
-        assert last["action"] == "FailJob"
-        assert last["onExitCodes"] == {"containerName": container, "operator": "In", "values": [2]}
-
-
-def test_workers_may_be_preempted(objects: list[dict[str, Any]]) -> None:
-    workers = one(objects, "Job", "workers")
-    assert (workers["completionMode"], workers["podReplacementPolicy"]) == ("Indexed", "Failed")
-    assert workers["completions"] == workers["parallelism"]
-    assert workers["backoffLimitPerIndex"] > 1
-    first = workers["podFailurePolicy"]["rules"][0]
-    assert first == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    assert all(pod["terminationGracePeriodSeconds"] >= 30 for name, pod, _ in pods(objects) if name != "create")
 
 
 def test_one_aggregator_stands_by_and_probes_ask_what_it_answers(objects: list[dict[str, Any]]) -> None:
@@ -127,14 +99,6 @@ def test_one_aggregator_stands_by_and_probes_ask_what_it_answers(objects: list[d
         "readiness": {"path": "/ready", "port": port["name"]},
         "liveness": {"path": "/live", "port": port["name"]},
     }
-
-
-def test_the_gpu_overlay_changes_the_workers_alone() -> None:
-    plain, gpu = ({name: container for name, _, container in pods(rendered(OVERLAYS[each]))} for each in OVERLAYS)
-    assert {name for name in plain if plain[name] != gpu[name]} == {"worker"}
-    assert gpu["worker"]["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert gpu["worker"]["image"].startswith("kvps-cuda:")
-    assert gpu["worker"]["args"][-2:] == ["--gpu", "0"]
 
 
 @pytest.mark.slow

@@ -24,32 +24,6 @@ from kvps.config import SPECS, JobConfig
 from kvps.config.metadata import METADATA
 
 PAGE = (ROOT / "docs" / "other-systems.md").read_text()
-OPTIONS = {
-    "Arrangements by name": (
-        "BSP SSP ASP allreduce Sandblaster Downpour Hogwild FedBuff LocalSGD FedAvg FedAvgM FedAdagrad FedAdam "
-        "FedYogi DiLoCo Streaming DC-ASGD Nesterov"
-    ),
-    "SystemDS `paramserv`": (
-        "mode utype freq nbatches batchsize epochs k scheme runtime_balancing weighting modelAvg num_backup_workers "
-        "upd agg hyperparams checkpointing DISJOINT_CONTIGUOUS DISJOINT_ROUND_ROBIN DISJOINT_RANDOM OVERLAP_RESHUFFLE "
-        "KEEP_DATA_ON_WORKER SHUFFLE REPLICATE_TO_MAX SUBSAMPLE_TO_MIN BALANCE_TO_AVG stats"
-    ),
-    "SINGA": (
-        "nworker_groups nserver_groups nworkers_per_group nservers_per_group nworkers_per_procs nservers_per_procs "
-        "workspace server_worker_separate sync_freq start_port share_memory poll_time user_type momentum weight_decay "
-        "delta rho lr_scale wd_scale share_from Fixed InverseT Inverse Exponential Linear Step FixedStep buffSize "
-        "threshold clipping backward_and_update_half backward_and_sparse_update backward_and_partial_update topK corr"
-    ),
-    "TensorFlow `ParameterServerStrategy`": (
-        "cluster_resolver FixedShardsPartitioner MinSizePartitioner MaxSizePartitioner schedule join done fetch "
-        "create_per_worker_dataset"
-    ),
-    "torchft": (
-        "LocalSGD DiLoCo model optimizer model_fragments inner_optimizer outer_optimizer sync_every backup_device "
-        "pin_memory use_bucketization bucket_cap_mb should_quantize fragment_sync_delay fragment_update_alpha"
-    ),
-    "FedBuff": ("buffer concurrency staleness server local"),
-}
 NAMESPACE = {"kvps": kvps, "session": kvps.Session, "job": kvps.Job, "worker": kvps.torch.TorchSession}
 PLACEHOLDER = re.compile(r"\b[BHKNQS]\b")
 
@@ -146,31 +120,3 @@ def test_kvps_has_what_a_row_names_and_the_tests_use_it(row: Row) -> None:
             _check_command(span)
         elif span.endswith(")"):
             _check_call(span)
-
-
-@pytest.mark.parametrize("table", OPTIONS)
-def test_a_table_has_every_option(table: str) -> None:
-    named = set(re.findall(r"[\w-]+", " ".join(row.name for row in ROWS if row.table == table)))
-    assert not set(OPTIONS[table].split()) - {name.removeprefix("-") for name in named}
-
-
-def test_every_table_is_read() -> None:
-    assert {row.table for row in ROWS} == set(OPTIONS)
-    assert sum(line.startswith("| ") for line in PAGE.splitlines()) == len(ROWS) + 2 * len(OPTIONS)
-
-
-@pytest.mark.parametrize(
-    "span",
-    [
-        "--quorum 9",
-        "--late never",
-        "--no-such 1",
-        "job.join(ahead=True)",
-        "kvps.local(params, worker=2)",
-        "kvps.schedules.StepLR(initial=-1, every=0)",
-        'kvps.ParameterGroup("head.*", rate=0.1)',
-    ],
-)
-def test_what_kvps_refuses_is_found(span: str) -> None:
-    with pytest.raises((TypeError, AssertionError, kvps.InvalidSetting)):
-        _settings(span) if span.startswith("-") else _check_call(span)
