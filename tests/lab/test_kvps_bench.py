@@ -12,7 +12,7 @@ from kvps_bench.crew import crew
 from kvps_bench.result import Bar, bars_table, rows_tables
 from kvps_bench.roles import model
 from kvps_bench.straggler import is_slow
-from kvps_bench.turns import Ratio, Times, in_turns
+from kvps_bench.turns import Ratio, in_turns
 from kvps_bench.workers import Sessions
 
 from kvps.errors import KvpsError
@@ -56,13 +56,6 @@ def test_round_beside_bare_sockets(home: Path) -> None:
     }
     assert all(row["over_bare"] > 0 for row in rows.values())
     assert [bar["bar"] for bar in found["bars"]] == [2]
-
-
-def test_round_as_a_table(home: Path) -> None:
-    done = bench_run("round", "--mb", "0.04", "--workers", "1", "--quick", "--turns", "1", "--transport", "unix")
-    assert done.returncode == 0, done.stderr
-    assert "bare sockets" in done.stdout
-    assert "ms, median (p10 to p90)" in done.stdout
 
 
 def test_units(home: Path) -> None:
@@ -184,11 +177,6 @@ def test_what_is_asked_wrongly_is_said_in_one_line(home: Path, arguments: str) -
     assert done.stderr.startswith("kvps: error: ")
 
 
-def test_a_server_of_the_users_own_is_reached_one_way(home: Path, server_url: str) -> None:
-    done = bench_run("straggler", "--redis", server_url, "--transport", "tcp")
-    assert done.stderr == "kvps: error: --transport tcp: the server of --redis is reached over unix\n"
-
-
 # -- turns --------------------------------------------------------------------------------------------------------
 
 
@@ -202,15 +190,6 @@ def test_turns_alternate_and_the_first_is_not_counted() -> None:
     assert said == ["a", "b"] * 3
     assert times["a"].seconds == [3, 5]
     assert times["b"].over(times["a"]).to_dict() == {"ratio": (8 / 3 + 12 / 5) / 2, "least": 12 / 5, "greatest": 8 / 3}
-
-
-def test_turns_without_a_warm_up_all_count() -> None:
-    assert len(in_turns({"a": lambda: [1.0]}, 2, warm_up=False)["a"].turns) == 2
-
-
-def test_quantiles_lie_between() -> None:
-    times = Times(((1.0, 2.0), (4.0,)))
-    assert (times.quantile(0), times.median, times.quantile(0.75), times.quantile(1)) == (1, 2, 3, 4)
 
 
 def test_bars() -> None:

@@ -50,18 +50,3 @@ def test_where_hosts_may_not_be_made_each_case_says_why(home: Path, tmp_path: Pa
 def test_the_least_that_must_pass_over_a_link(workers: int, least: float) -> None:
     """With 2, half of a gradient and of the weights comes, and half goes: as in a ring."""
     assert links.SETTINGS["fp32"].least(workers, 40) == least
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "why"),
-    [
-        ("--gbit", "0", "--gbit must be from 0.001 to 1000, not 0"),
-        ("--workers", "1000", "--workers must be at most 100"),
-    ],
-)
-@pytest.mark.slow  # it starts whole commands
-def test_what_cannot_be_measured_is_one_line(option: str, value: str, why: str) -> None:
-    done = bench_run("links", option, value)
-    assert done.returncode == 2, done.stderr
-    assert why in done.stderr
-    assert "Traceback" not in done.stderr

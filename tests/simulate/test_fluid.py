@@ -37,11 +37,6 @@ def test_flows_share_a_link_evenly_and_the_rest_goes_to_who_is_left() -> None:
     assert ends((LINK, 1.0, 0.0, 10), (LINK, 1.0, 0.0, 5)) == pytest.approx([15.0, 15.0]), "ten that begin at once"
 
 
-def test_what_a_slow_flow_leaves_the_others_get() -> None:
-    slow = Activity({"link": 1.0}, {"its own link": 4.0})
-    assert ends((slow, 1.0, 0.0, 1), (LINK, 3.0, 0.0, 1)) == pytest.approx([4.0, 4.0])
-
-
 def test_a_flow_gets_an_equal_share_of_what_it_needs_most() -> None:
     heavy = Activity({"core": 2.0, "link": 0.5})
     light = Activity({"core": 1.0})
@@ -55,7 +50,3 @@ def test_what_is_busy_is_counted() -> None:
     net.run(Activity({"link": 1.0}, {"core": 0.5}), 2.0, 3)
     env.run()
     assert net.busy == pytest.approx({"link": 6.0, "core": 3.0})
-
-
-def test_nothing_to_do_ends_at_once() -> None:
-    assert ends((LINK, 0.0, 1.0, 1), (Activity({}), 1.0, 2.0, 1)) == [1.0, 2.0]

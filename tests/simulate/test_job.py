@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import defaultdict
 from typing import Any
 
@@ -40,17 +38,3 @@ def test_no_contribution_is_lost(staleness: int) -> None:
     assert [len(each) for each in found.rounds] == [5] * 19
     if staleness == 0:
         assert [number for _, number in found.commits] == [5] * 20
-
-
-def test_a_setting_is_simulated_by_a_command() -> None:
-    command = [sys.executable, "-m", "kvps_simulate", "--workers", "2", "--rounds", "3", "--compute-s", "1", "--local"]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert done.stdout.startswith("a round takes 1")
-    assert "Redis core: " in done.stdout
-
-
-def test_what_is_calibrated_is_of_one_machine_and_scales_with_its_speed() -> None:
-    here = Constants.load()
-    slower = here.on_machine(2 * here.reference)
-    assert slower.put_byte == pytest.approx(2 * here.put_byte)
-    assert slower.encode["int8"] == pytest.approx(2 * here.encode["int8"])
