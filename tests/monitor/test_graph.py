@@ -42,14 +42,6 @@ def test_it_has_who_holds_who_stands_by_and_who_works(store: Store) -> None:
     assert {"w0", "w1", "w2", "shard 0", "shard 1", "holds shard 0, 1", "stands by"} <= words
 
 
-def test_a_standby_that_is_gone_is_not_drawn(store: Store) -> None:
-    job = store.create_job("j", model(), lease_ms=300)
-    with aggregating(job):
-        with abandoned(job):
-            assert eventually(lambda: len(JobWatch(job).look().standbys) == 1)
-        assert eventually(lambda: not JobWatch(job).look().standbys)
-
-
 @pytest.mark.parametrize("workers", [0, 12, 30])
 def test_the_picture_at_every_size(store: Store, workers: int) -> None:
     job = store.create_job("j", model(), workers=max(1, workers), shards=12)

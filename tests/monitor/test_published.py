@@ -55,14 +55,6 @@ def test_a_view_has_what_its_learner_said_and_nothing_of_workers(store: Store) -
     assert palette.tone(LACKS_LEARNER) == "warn"
 
 
-def test_what_somebody_stops_is_said_with_its_reason(store: Store) -> None:
-    with store.publisher("job", weights(0)) as policy:
-        policy.job.stop("enough")
-        assert palette.job_does(JobWatch(policy.job).look().state, [], JobWatch(policy.job).look().why) == (
-            "finished; stopped: enough"
-        )
-
-
 def test_the_graph_has_a_learner_to_whom_no_gradients_go(store: Store) -> None:
     with store.publisher("job", weights(0), shards=2) as policy:
         policy.publish(weights(1))

@@ -50,9 +50,3 @@ def opened(chromium: Any, **context: Any) -> Iterator[Tab]:
 @pytest.fixture
 def tab(chromium: Any) -> Iterator[Tab]:
     yield from opened(chromium, viewport={"width": 1280, "height": 900})
-
-
-@pytest.fixture
-def phone(chromium: Any) -> Iterator[Tab]:
-    """A tab as wide as a narrow phone."""
-    yield from opened(chromium, viewport={"width": 360, "height": 740}, color_scheme="dark")

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from helpers.dashboards import Dashboard, dashboard
-from helpers.harness import aggregating, await_version, gradient, model
+from helpers.harness import aggregating, gradient, model
 from helpers.servers import running_server
 from helpers.waiting import eventually
-from kvps_monitor.dashboard.answers import events_before
 
 import kvps
 from kvps.history.events import EventLog
@@ -76,24 +75,6 @@ def test_the_log_of_a_worker_is_its_own(shown: Dashboard, job: Job) -> None:
     assert sorted(c["round"] for c in counted) == [1, 2, 3, 4, 5, 6]
     assert [event["worker"] for event in page["events"] if event["event"] == "join"] == ["w1"]
     assert shown.json("/api/jobs/j/log?worker=nobody")["events"] == []
-
-
-def test_the_log_of_some_kinds(shown: Dashboard, job: Job) -> None:
-    page = shown.json("/api/jobs/j/log?kinds=join,take")
-    assert [event["event"] for event in page["events"]].count("join") == 2
-    assert {event["event"] for event in page["events"]} == {"join", "take"}
-    assert page["before"] is None
-    assert shown.json("/api/jobs/j/log?kinds=evict")["events"] == []
-
-
-def test_the_log_of_a_worker_says_how_many_contributions_a_version_has(store: Store) -> None:
-    job = store.create_job("j", model(), workers=2)
-    with aggregating(job), job.join("w0") as w0, job.join("w1") as w1:
-        for session in (w0, w1):
-            session.push(gradient(session.pull(), session.rank, 0))
-        await_version(job, 1)
-    [commit] = [event for event in events_before(store, "j", "", 50, "w1")["events"] if event["event"] == "commit"]
-    assert ([c["worker"] for c in commit["contributions"]], commit["contributions_in_all"]) == (["w1"], 2)
 
 
 def test_spans_are_in_lanes_and_do_not_overlap(shown: Dashboard, job: Job) -> None:

@@ -184,12 +184,6 @@ def test_a_job_behind_a_checkpoint_has_each_of_its_first_versions(store: Store) 
     assert [v.version for v in versions_of(job)] == list(range(5_001, 5_901))
 
 
-def test_the_last_mean_of_losses_is_the_one_of_the_tile(store: Store) -> None:
-    look = look_after(store, ("w0", 1.0), ("w1", 3.0), ("w0", 0.5))
-    assert look.series["loss"].points[-1].values == (look.view.loss, 0.5, 3.0)
-    assert look.view.loss == 1.75
-
-
 def test_a_worker_that_has_gone_leaves_no_gap_in_the_losses() -> None:
     """Of the others, only the newest iterations are there any more."""
 

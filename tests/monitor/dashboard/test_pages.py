@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
@@ -16,9 +15,8 @@ import pytest
 from helpers.commands import Started
 from helpers.dashboards import Dashboard, dashboard
 from helpers.experience import experienced
-from helpers.harness import aggregating, gradient, model
+from helpers.harness import aggregating, model
 
-import kvps
 from kvps.job import Job
 from kvps.protocol.phases import SHARD_PHASES, WORKER_PHASES
 from kvps.store import Store
@@ -54,11 +52,6 @@ COLOURED = """(lanes) => {
   return true;
 }"""
 """Whether each of the first lanes has pixels in the colour of a phase."""
-WHOLE = """(text) => {
-  const cell = text.closest(".rows .row > div");
-  return text.getBoundingClientRect().right <= cell.getBoundingClientRect().right
-    && text.getBoundingClientRect().left >= cell.getBoundingClientRect().left;
-}"""
 """Whether the table shows all of a text: a cell cuts what is a fraction of a pixel wider."""
 NAMES_ARE = """(names) => {
   const links = [...document.querySelectorAll(".rows .row:not([hidden]) .worker a")];
@@ -189,31 +182,6 @@ def test_hostile_text_is_shown_and_never_run(store: Store, shown: Dashboard, raw
     assert page.evaluate("window.hacked") is None
 
 
-def test_a_phone_needs_no_sideways_scroll(store: Store, shown: Dashboard, phone: Any, raw: Any) -> None:
-    job = store.create_job("j" * 64, model(), workers=2, shards=2, staleness=-1, optimizer=kvps.AdamW(lr=0.1))
-    with aggregating(job), job.join("a" * 64) as w0, job.join("w1") as w1:
-        for number in range(5):
-            for session in (w0, w1):
-                session.push(gradient(session.pull(), session.rank, number), loss=-1.2345e-3)
-        raw.zincrby(job.access.keys.pushed, 45_000, "w1")  # a round of five digits
-        entry = json.loads(raw.hget(job.access.keys.workers, "w1"))
-        raw.hset(job.access.keys.workers, "w1", json.dumps(entry | {"round": 45_005}))
-        for path, ready in (
-            ("/", "tbody tr"),
-            (f"/jobs/{job.name}", ".rows .row"),
-            (f"/jobs/{job.name}/workers/{'a' * 64}", "tbody tr"),
-            (f"/jobs/{job.name}/log", ".event"),
-        ):
-            page = phone.open(shown.root + path)
-            page.locator(ready).first.wait_for()
-            page.wait_for_function("() => !document.querySelector('.chart') || document.querySelector('.chart canvas')")
-            assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
-            if "workers" not in path and path.endswith(job.name):
-                page.locator(".rows .round span", has_text="45,005").wait_for()
-            for text in page.locator(".rows .loss span, .rows .round span, .rows .pill").all():
-                assert text.evaluate(WHOLE), text.inner_text()
-
-
 def test_a_removed_job_is_said_and_comes_back(store: Store, shown: Dashboard, tab: Any) -> None:
     store.create_job("j", model(), workers=3)
     page = tab.open(f"{shown.root}/jobs/j")
@@ -223,13 +191,6 @@ def test_a_removed_job_is_said_and_comes_back(store: Store, shown: Dashboard, ta
     store.create_job("j", model(), workers=5)
     tile(page, "Workers", "0 of 5")
     page.locator("#banner").wait_for(state="hidden")
-
-
-def test_a_name_that_no_job_can_have_is_said(shown: Dashboard, tab: Any) -> None:
-    page = tab.open(f"{shown.root}/jobs/x%ff")  # not UTF-8
-    page.locator("#banner", has_text="no job has such a name").wait_for()
-    assert all("404" in line for line in tab.said)
-    tab.said.clear()
 
 
 def test_the_token_in_the_url_opens_the_pages(store: Store, tab: Any) -> None:

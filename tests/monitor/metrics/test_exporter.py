@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.faults import halted_server
-from helpers.harness import abandoned, aggregating, await_version, gradient, log_entries, model
+from helpers.harness import aggregating, await_version, gradient, model
 from helpers.internals import abandon
 from helpers.scrapes import Scrape, exporting
 from helpers.servers import private_directory, running_server
@@ -176,33 +176,6 @@ def test_late_contributions_are_counted(store: Store) -> None:
         assert scrape.series("kvps_late_contributions_total", job="j") == {"w0": 0, "w1": 1}
 
 
-def test_a_takeover_is_a_take_of_the_lease(store: Store) -> None:
-    job = store.create_job("j", model(), lease_ms=500)
-    with exporting(store) as exported, job.join("w0") as session:
-        with abandoned(job):
-            exported.until(kvps_lease_takes_total=1, kvps_shard_held=1)
-        exported.until(kvps_shard_held=0)
-        with aggregating(job):
-            step(session)
-            await_version(job, 1)
-            exported.until(kvps_lease_takes_total=2, kvps_versions_total=1)
-
-
-def test_versions_whose_commits_a_checkpoint_has_moved_are_named_as_missed(store: Store) -> None:
-    job = store.create_job("j", model())
-    with aggregating(job), job.join("w0") as session:
-        for number in range(6):
-            step(session, number)
-        await_version(job, 6)
-        entry = next(id for id, fields in log_entries(job) if fields.get("version") == "4")
-        job.access.client.call("XTRIM", job.access.keys.commits, "MINID", entry)  # as trim.lua does behind version 4
-        with exporting(store) as exported:
-            scrape = exported.scrape()
-            assert scrape.value("kvps_log_versions_missed_total", job="j") == 3
-            assert scrape.value("kvps_staleness_versions_count", job="j", worker="w0") == 3
-            assert scrape.value("kvps_contributions_total", job="j", worker="w0") == 6
-
-
 def test_jobs_come_and_go(store: Store) -> None:
     with exporting(store) as exported:
         scrape = exported.scrape()
@@ -245,20 +218,6 @@ def test_a_damaged_job_is_said_once_and_the_others_are_served(store: Store, key:
         assert len(exported.said) == 2, exported.said
         assert all(line.isprintable() for line in exported.said)
         assert any("bad" in line for line in exported.said)
-
-
-def test_a_damaged_job_that_is_mended_is_counted_anew(store: Store) -> None:
-    job = store.create_job("j", model())
-    with aggregating(job), job.join("w0") as session:
-        step(session)
-        await_version(job, 1)
-    with exporting(store) as exported:
-        exported.until(kvps_contributions_total=1)
-        id = job.access.client.call("XADD", job.access.keys.commits, "*", "kind", "nonsense")
-        exported.until(kvps_jobs_unreadable=1)
-        job.access.client.call("XDEL", job.access.keys.commits, id)
-        scrape = exported.until(kvps_jobs_unreadable=0, kvps_contributions_total=1)
-        check_staleness(scrape, job)
 
 
 def test_a_server_that_is_lost_and_comes_back() -> None:

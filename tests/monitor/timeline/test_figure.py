@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
-import time
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from helpers.harness import aggregating, gradient, model
-from helpers.internals import abandon
 from helpers.timelines import ClockErrors, alternating_job, timed_job
 from kvps_monitor.timeline.figure import MOST_WORKERS, figure
 from kvps_monitor.timeline.recording import Recording, record
-from matplotlib.image import imread
 
 from kvps.errors import InvalidSetting
 from kvps.history.evaluations import Evaluation
@@ -104,49 +99,6 @@ def test_evaluations_have_the_lowest_lane(store: Store) -> None:
     assert len(marks) == 4
     assert marks == sorted(marks)
     assert "job j: 3 workers, 6 versions, 18 rounds, 4 evaluations" in drawn.texts
-
-
-def test_a_worker_that_was_evicted_is_drawn_so(store: Store) -> None:
-    job = store.create_job("j", model(), workers=2, staleness=-1)
-    with aggregating(job), job.join("w0") as w0:
-        w1 = job.join("w1")
-        for number in range(12):
-            if number == 4:
-                job.evict(job.state().members["w1"])
-                abandon(w1)
-            for session in (w0, w1)[: 2 if number < 4 else 1]:
-                params = session.pull()
-                time.sleep(0.005)
-                session.push(gradient(params, session.rank, number))
-    drawn = Drawn(record(job))
-    assert "evicted" in drawn.texts
-    assert len(drawn.starts("evicted-w1")) == 1
-
-
-def test_many_arrows_are_left_out(store: Store) -> None:
-    drawn = Drawn(record(timed_job(store, workers=8, rounds=10, pause_ms=1, staleness=-1)))
-    assert drawn.arrows("push") == drawn.arrows("fetch") == []
-    assert "gradient" not in drawn.texts
-    assert {f"w{number}" for number in range(8)} <= set(drawn.texts)
-
-
-def test_many_shards_have_one_row(store: Store) -> None:
-    found = record(timed_job(store, workers=1, rounds=3, shards=6))
-    assert len(found.shards) == 6
-    drawn = Drawn(found)
-    assert "server" in drawn.texts
-    assert len(drawn.starts("update-0")) == 3
-
-
-def test_a_picture_of_points(store: Store) -> None:
-    found = record(timed_job(store, rounds=3))
-    low = imread(io.BytesIO(figure(found, "png")))
-    more = replace(found, workers={**found.workers, **{f"x{n}": lane for n, lane in enumerate(found.workers.values())}})
-    high = imread(io.BytesIO(figure(more, "png")))
-    assert low.shape[1] == high.shape[1] == 1650
-    assert high.shape[0] > low.shape[0]
-    assert low.min() < 0.3
-    assert low.max() == 1.0
 
 
 def test_too_many_workers_are_refused(store: Store) -> None:

@@ -11,9 +11,7 @@ from helpers.internals import abandon
 from helpers.timelines import ClockErrors, recorded, timed_job, versions_of
 from kvps_monitor.timeline.recording import Recording, record
 
-import kvps
 from kvps.errors import CorruptData, InvalidSetting, JobError
-from kvps.job import Job
 from kvps.session.session import Session
 from kvps.store import Store
 
@@ -119,15 +117,6 @@ def test_evaluations_belong_to_the_time_when_they_were_reported(store: Store) ->
     assert at(found.start_us - 500_000).origin_us < found.start_us
 
 
-@pytest.mark.slow
-def test_the_newest_rounds_of_asp_are_those_when_all_worked(store: Store) -> None:
-    """The fast workers are done long before w0 is: a figure of the end of the run would show w0 alone."""
-    found = record(timed_job(store, rounds=9, pause_ms=50, staleness=-1)).newest_rounds(2)
-    assert all(found.workers.values())
-    assert _numbers(found, "w1")[-1] == 9 or _numbers(found, "w2")[-1] == 9
-    assert _numbers(found, "w0")[-1] < 9
-
-
 def test_the_newest_rounds_are_not_those_of_a_worker_that_left_long_ago(store: Store) -> None:
     """Its lane ends before those of the others begin that Redis still has."""
     found = record(timed_job(store, workers=2, rounds=12, staleness=-1))
@@ -165,13 +154,3 @@ def test_a_corrupt_entry_is_one_line(store: Store, entry: dict[str, Any], words:
     job.access.client.call("XADD", key, "*", *(x for pair in entry.items() for x in pair))
     with pytest.raises(CorruptData, match=words):
         record(job)
-
-
-def test_a_running_job_is_read_as_far_as_it_is(store: Store) -> None:
-    job: Job = store.create_job("j", model(), workers=1)
-    with aggregating(job), job.join("w0") as session:
-        for _ in range(3):
-            session.push({name: array * 0 for name, array in session.pull().items()})
-        assert _numbers(record(job), "w0") == [1, 2], "the trace of an iteration comes with the next push"
-    assert isinstance(job, kvps.Job)
-    assert _numbers(record(job), "w0") == [1, 2, 3]

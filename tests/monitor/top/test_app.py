@@ -208,20 +208,6 @@ def test_the_list_of_jobs_leads_to_another_job(store: Store) -> None:
     drive(Top(store), look)
 
 
-def test_a_job_that_is_gone_is_told_and_one_of_its_name_is_shown(store: Store) -> None:
-    store.create_job("j", model(), workers=2)
-
-    async def look(app: Top, pilot: Pilot[None]) -> None:
-        await sees(app, "BSP")
-        store.remove_job("j")
-        await sees(app, "'j'")
-        store.create_job("j", model(), workers=7, staleness=5)
-        await sees(app, "SSP(5)", "workers 0 of 7")
-        assert "ago" not in seen(app)
-
-    drive(Top(store, "j"), look)
-
-
 def test_a_lost_server_is_told_and_the_screen_goes_on_when_it_is_back(tmp_path: Any) -> None:
     socket = str(tmp_path / "redis.sock")
     with ExitStack() as first:
@@ -286,26 +272,6 @@ def test_a_thousand_workers_do_not_keep_the_screen_from_keys(store: Store) -> No
         assert table.chosen.worker == "w999", "the cursor stays on its worker in another order"
 
     drive(Top(store, "many"), look, (80, 24))
-
-
-def test_a_window_of_another_size_shows_the_columns_that_fit(store: Store) -> None:
-    job = store.create_job("j", model(), workers=1, **PATIENT)
-    job.access.scripts.join("w0", "n", "", ME)
-
-    async def look(app: Top, pilot: Pilot[None]) -> None:
-        await sees(app, "w0")
-        table = app.query_one(WorkerTable)
-        for width in (160, 80, 40, 120, 20):
-            await pilot.resize_terminal(width, 20)
-
-            def fits(width: int = width) -> bool:
-                titles = " ".join(str(column.label) for column in table.ordered_columns)
-                return 0 < table.virtual_size.width <= width and ("loss curve" in titles) == (width >= 120)
-
-            await until(fits, lambda width=width: f"{width}: {table.virtual_size}")
-            await until(lambda: row(app, "w0").startswith("w0"), lambda: seen(app))
-
-    drive(Top(store, "j"), look, (100, 30))
 
 
 @pytest.mark.parametrize(("job", "key"), [("j", "q"), (None, "ctrl+c")])

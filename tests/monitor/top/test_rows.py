@@ -83,12 +83,6 @@ def test_figures_of_a_worker() -> None:
     assert {title: cells[title] for title in wanted} == wanted
 
 
-def test_what_is_not_known_is_a_dash() -> None:
-    new = worker("w0", staleness=None, round_ms=None, rounds_per_s=None, shares={}, loss=None, losses=[])
-    cells = {title: cell.strip() for title, cell in shown(new, 160).items()}
-    assert {title for title, cell in cells.items() if cell == "-"} == {"round", "wait", "rounds/s", "stale", "loss"}
-
-
 def test_the_slowest_is_first_and_who_has_gone_is_last() -> None:
     workers = [
         worker("gone", 0, state="left", round_ms=900.0),
@@ -100,11 +94,6 @@ def test_the_slowest_is_first_and_who_has_gone_is_last() -> None:
     assert [w.worker for w in rows.ordered(workers, True)] == ["silent", "slow", "fast", "awaited", "gone"]
     assert [w.rank for w in rows.ordered(workers[::-1], False)] == [0, 1, 2, 3, 4]
     assert rows.slowest_ms(workers) == 100.0, "a bar is measured by those that are at work"
-
-
-def test_workers_that_are_as_fast_keep_their_places() -> None:
-    both = [worker("w0", 0, round_ms=100.1), worker("w1", 1, round_ms=100.2)]
-    assert [w.worker for w in rows.ordered(both, True)] == ["w0", "w1"]
 
 
 def test_the_lines_above_tell_the_job() -> None:
