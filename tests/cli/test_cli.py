@@ -18,28 +18,17 @@ from kvps.store import Store
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["up", "digits", "--staleness", "-2"], "staleness"),
         (["up", "digits", "--workers", "many"], "--workers"),
         (["up", "digits", "--optimizer", "sdg"], "did you mean sgd? use one of adadelta, adagrad,"),
-        (["up", "digits", "--slow", "w0=fast"], "factor"),
-        (["up", "digits", "--job", "a b"], "1 to 64"),
-        (["up", "digits", "--listen", "6379"], "HOST:PORT"),
-        (["up", "digits", "--redis", "http://x"], "redis://"),
         (["up"], "TASK is missing: digits, or MODULE:ATTRIBUTE of a module in this directory"),
         (["upp", "digits"], "upp"),
         (["simulate", "--workers", "2"], "there is no kvps simulate any more: python -m kvps_simulate"),
         (["up", "digits", "--no-such"], "--no-such"),
         (["up", "digits", "--units-per-roun", "4"], "--units-per-round"),
         (["run", "--topology", "bsp", "--", "true"], "there is no --topology any more: give the settings"),
-        (["up", "digits", "--local-steps", "4"], "there is no --local-steps any more: a script says it"),
-        (["run", "--procs", "2", "--", "true"], "there is no --procs any more: it is a task's own"),
-        (["up", "digits", "--aggregators", "65"], "--aggregators"),
         (["up", "digits", "--redis", "localhost:6379"], "did you mean redis://localhost:6379?"),
         (["run", "--gpu", "0", "--", "true"], "; kvps worker, kvps aggregator start have it"),
-        (["worker", "--gpu", "-1"], "--gpu"),
-        (["worker", "--id", "a/b"], "1 to 64"),
         (["worker", "-q", "-v"], "--quiet and --verbose exclude each other"),
-        (["create", "digits"], "--job"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -132,21 +121,6 @@ def test_without_an_extra_a_command_says_what_to_install(store: Store) -> None:
         "matplotlib InvalidSetting kvps timeline needs more libraries: pip install '.[timeline]'",
         "perfetto InvalidSetting kvps timeline needs more libraries: pip install '.[timeline]'",
     ], done.stderr
-
-
-@pytest.mark.slow
-def test_completion_knows_commands_and_options(home: Path) -> None:
-    def completed(words: str, number: int) -> list[str]:
-        environment = {"_KVPS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
-        return kvps_run(**environment).stdout.split()
-
-    assert completed("kvps che", 1) == ["checkpoint"]
-    assert completed("kvps up --kill", 2) == ["--kill-every"]
-    assert completed("kvps up --units", 2) == ["--units-per-round"]  # --help leaves it out
-    command = f"{sys.executable} -m kvps --show-completion"
-    shown = subprocess.run(["bash", "-c", f"{command}; exit $?"], capture_output=True, text=True)
-    assert shown.returncode == 0, shown.stderr
-    assert "_KVPS_COMPLETE=complete_bash" in shown.stdout
 
 
 TWO_SIGNALS = """

@@ -35,3 +35,5 @@ def test_jobs_tasks_and_optimizers_are_completed(store: Store, tmp_path: Path, m
     assert completed("kvps up digits --optimizer ada", **there) == ["adadelta", "adagrad", "adam", "adamw", "adamax"]
     assert completed("kvps status m", KVPS_REDIS_URL="redis://127.0.0.1:1") == [], "it says nothing, and does not wait"
     assert completed("kvps status m", KVPS_REDIS_URL="nonsense") == []
+    assert completed("kvps che") == ["checkpoint"]
+    assert completed("kvps up --units") == ["--units-per-round"], "--help leaves it out"

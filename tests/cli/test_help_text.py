@@ -48,23 +48,6 @@ def _options(text: str) -> set[str]:
     return {option for name in names for option in re.findall("--[a-z-]+", name)}
 
 
-@pytest.mark.parametrize("command", ["up", "run"])
-def test_the_options_that_people_use_fit_110_lines(command: str, shown: Shown) -> None:
-    text = shown(command)
-    assert len(text.splitlines()) <= 110
-    assert {"--job", "--workers", "--staleness", "--optimizer", "--lr", "--checkpoints", "--redis"} <= _options(text)
-
-
-@pytest.mark.parametrize("columns", [80, 100, 120])
-@pytest.mark.parametrize("command", ["up", "run", "create", "submit", "log", "aggregator start"])
-def test_a_help_text_is_as_wide_as_the_terminal_up_to_100_columns(command: str, columns: int, shown: Shown) -> None:
-    lines = shown(command, "--help-all", columns).splitlines()
-    assert min(columns, 100) - 10 < max(map(len, lines)) <= min(columns, 100)
-    headings = [line for line in lines if re.match(r"\w[\w ]*:$", line)]
-    assert headings.index("Options:") <= 1
-    assert headings[-1] == "Server:"
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_all_shows_every_option_and_help_says_how_many_more(command: str, shown: Shown) -> None:
     text, every = shown(command), _options(shown(command, "--help-all"))
@@ -73,14 +56,6 @@ def test_help_all_shows_every_option_and_help_says_how_many_more(command: str, s
     assert len(every - _options(text)) == (int(left_out[1]) if left_out else 0)
     declared = {name for option in ALL[command].params for name in option.opts if name.startswith("--")}
     assert every == {"--help", *declared} - (set() if left_out else {"--help-all"})
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_group_shows_the_first_sentence_of_each_command(group: str, shown: Shown) -> None:
-    rows = re.findall(r"^  (\w+) +([A-Z].*)", shown(group), re.MULTILINE)
-    assert [f"{group} {name}".strip() for name, _ in rows] == [w for w in ALL if w.rpartition(" ")[0] == group]
-    assert "..." not in "".join(sentence for _, sentence in rows)
-    assert shown(group, "--help-all") == shown(group)
 
 
 def test_an_option_behind_the_program_of_kvps_run_is_the_programs() -> None:

@@ -79,15 +79,6 @@ def test_a_terminal_gets_a_bar() -> None:
         assert terminal.output.strip() == "42"
 
 
-@pytest.mark.slow
-def test_a_terminal_that_cannot_go_back_gets_no_bar() -> None:
-    """It would leave an empty line."""
-    work = WORK.replace("stage.add(2)", "stage.add(2); seen.wait(1); seen.set()")
-    with on_a_terminal([sys.executable, "-c", work], TERM="dumb") as terminal:
-        assert terminal.end() == 0
-        assert terminal.output == "42\r\n"
-
-
 def test_what_is_not_known_is_not_said() -> None:
     stage = Stage("reading")
     assert re.fullmatch(r"reading, \d+ s so far", stage.line())

@@ -64,8 +64,9 @@ def test_every_way_to_print_shows_what_a_terminal_would_obey(capsys: pytest.Capt
         log.handlers, log.propagate = before[0], before[2]
         log.setLevel(before[1])
     printed = capsys.readouterr()
-    assert printed.err.splitlines()[0] == f"a{SHOWN}b"
-    assert printed.err.endswith(f"WARNING kvps.any: lost a{SHOWN}b\n")
+    said = printed.err.splitlines()  # a thread of an earlier test may log something too
+    assert f"a{SHOWN}b" in said
+    assert any(line.endswith(f"WARNING kvps.any: lost a{SHOWN}b") for line in said)
     header, row, line = printed.out.splitlines()
     assert header.split() == ["one", "two"]
     assert row.split() == [f"a{SHOWN}b", r"c\nd"]
@@ -162,15 +163,6 @@ main(app)
 
 
 @pytest.mark.slow
-def test_what_failed_before_stays_the_error_of_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output is kept back, so that it is written when the error has been told."""
-    monkeypatch.setenv("PYTHONUNBUFFERED", "")
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-c", FAILS], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (1, "kvps: error: no luck\n")
-
-
-@pytest.mark.slow
 def test_a_closed_pipe_makes_no_success_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", "")
     command = [sys.executable, "-c", FAILS, "--late"]
@@ -189,12 +181,6 @@ def test_a_reader_that_has_closed_its_pipe_hears_nothing_more(unbuffered: None) 
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode in (0, 1), "no 120, with which Python ends if it cannot write"
-
-
-@pytest.mark.slow
-def test_without_any_stdout_a_command_does_its_work() -> None:
-    done = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *KVPS, "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

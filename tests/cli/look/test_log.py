@@ -12,7 +12,6 @@ import pytest
 from helpers.commands import KVPS, Started, kvps_run, refused
 from helpers.digits_job import digits_job
 from helpers.harness import aggregating, await_version, gradient, model, work_on
-from helpers.terminals import on_a_terminal
 from helpers.waiting import eventually
 from kvps_aggregator.checkpoints import KeptLog
 
@@ -159,18 +158,6 @@ def test_it_follows_as_it_happens_and_ends_with_the_job(store: Store) -> None:
     store.remove_job("j")
     assert "'j'" in following.until("kvps: error:").splitlines()[-1]
     assert following.wait() == 1
-
-
-@pytest.mark.slow
-def test_what_is_longer_than_the_terminal_goes_on_below_the_words(store: Store) -> None:
-    store.create_job("j", model()).pause("reason " * 20)
-    with on_a_terminal([*KVPS, "log", "j"], columns=80, KVPS_REDIS_URL=store.url) as terminal:
-        assert terminal.end() == 0
-    _, first, *rest = (line.rstrip() for line in terminal.output.splitlines())
-    assert re.search(r"  pause      reason reason", first)
-    assert len(rest) > 2
-    assert all(re.fullmatch(" {36}(reason ?)+", line) for line in rest)
-    assert max(map(len, [first, *rest])) <= 80
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,14 +52,6 @@ def test_a_taken_port_is_one_line(store: Store) -> None:
         for command in (["aggregator", "start"], ["worker", "--job", "j"]):
             line = refused(*command, "--metrics-port", port, "--redis", store.url, code=1)
             assert line == f"--metrics-port: {why}"
-
-
-@pytest.mark.slow
-def test_options_that_do_not_go_together_are_usage_errors(home: Path) -> None:
-    line = refused("aggregator", "start", "--metrics-host", "::1")
-    assert line == "--metrics-host is the address of --metrics-port: give that too"
-    line = refused("worker", "--queue", "--metrics-port", "9999")
-    assert line == "--metrics-port is for one job: kvps metrics serves all jobs of the queue"
 
 
 @pytest.mark.slow

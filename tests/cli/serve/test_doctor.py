@@ -59,15 +59,6 @@ def test_a_fit_server_is_fit_and_nothing_is_changed(store: Store) -> None:
 
 
 @pytest.mark.slow
-def test_people_see_each_remedy_under_its_finding(store: Store) -> None:
-    _, findings = doctor(store.url)
-    done = kvps_run("doctor", KVPS_REDIS_URL=store.url)
-    assert done.returncode == 0
-    assert done.stdout.count("->") == sum(bool(finding["remedy"]) for finding in findings) > 0
-    assert len(done.stdout.splitlines()) == len(findings) + done.stdout.count("->")
-
-
-@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_said_as_create_job_would(store: Store) -> None:
     used, limit = store.client.memory()
     store.client.call("CONFIG", "SET", "maxmemory", used + 50_000_000)

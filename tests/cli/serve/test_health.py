@@ -18,7 +18,6 @@ from helpers.waiting import eventually
 from kvps_cli.options import LOOPBACK
 from kvps_cli.serve import health
 
-import kvps
 from kvps.store import Store
 
 HERE = LOOPBACK
@@ -96,14 +95,6 @@ def test_an_answer_names_no_version_of_anything() -> None:
         head = probe.makefile("rb").read().decode().partition("\r\n\r\n")[0].splitlines()
     assert {line.partition(":")[0] for line in head[1:]} == {"Server", "Date", "Content-Type", "Content-Length"}
     assert "Server: kvps" in head
-
-
-def test_ipv6() -> None:
-    try:
-        with answering(time.monotonic, "::1") as port:
-            assert ask(port, "/live", host="::1") == (200, "live\n")
-    except kvps.KvpsError:
-        pytest.skip("this machine has no IPv6")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -101,13 +100,6 @@ def test_a_user_and_a_password(store: Store) -> None:
         assert b"refuses the login" in done.stderr
     finally:
         store.client.call("ACL", "DELUSER", "reader")
-
-
-@pytest.mark.slow
-def test_nobody_there(tmp_path: Path) -> None:
-    done = _cli(f"unix://{tmp_path}/none", "ping")
-    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
-    assert b"no Redis server answers" in done.stderr
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import KVPS, LONG, TINY, Started, kvps_run, refused
+from helpers.commands import KVPS, LONG, Started, kvps_run, refused
 from helpers.harness import ends_of_units, log_entries, model
 from helpers.waiting import awaited_job, eventually
 
@@ -146,13 +146,6 @@ def test_the_workers_of_up_are_scaled_and_others_join_them(lasting: kvps.Store, 
     more.until("joined as w3")
     assert eventually(lambda: job.state().clock["w3"] > 3)
     assert up.end() == 128 + signal.SIGTERM
-
-
-def test_a_short_elastic_job_ends_by_itself(lasting: kvps.Store) -> None:
-    done = kvps_run("up", "digits", "-w", "1:2", "--data", "units", *TINY)
-    assert done.returncode == 0, done.stderr
-    job = lasting.job("digits")
-    check_units(job, job.config.units)
 
 
 # -- what is refused ------------------------------------------------------------------------------------------------

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 from helpers.commands import LONG_UP, kvps_run, refused
-from helpers.harness import staleness_used
 from helpers.waiting import eventually, processes_of
 
-import kvps
 from kvps.server import private_server
 
 RESULT = re.compile(
@@ -37,21 +35,6 @@ def test_up_trains_the_digits_and_reports_it(home: Path, tmp_path: Path) -> None
     assert private_server.running() is None, "the server ended with the command"
     gone = "the weights are gone with the private server: --checkpoint-every N keeps them in files, and --server-stays "
     assert done.stderr.splitlines()[-1] == f"{gone}SECONDS the server running"
-
-
-@pytest.mark.slow
-def test_up_in_another_mode_with_a_straggler(lasting: kvps.Store, tmp_path: Path) -> None:
-    patient = ["--worker-timeout", "60"]  # an eviction on a busy machine would leave rounds to one worker alone
-    asked = ["--data", "static", "--epochs", "4", "--slow", "w0=5x", "--shards", "2", "--report", "r.json"]
-    done = kvps_run("up", "digits", "-s", "1", *asked, *patient)
-    assert done.returncode == 0, done.stderr
-    assert "the weights are on the server, in job digits: kvps checkpoint save digits\n" in done.stderr
-    report = json.loads((tmp_path / "r.json").read_text())
-    assert report["staleness"] == 1
-    assert report["contributions"] == sum(report["clock"].values()) == 180 > report["version"]
-    figures = f"180 contributions in {report['version']} versions, {report['seconds']:.1f} s, "
-    assert done.stdout.startswith(figures), "what was computed, and what came of it, in every mode"
-    assert staleness_used(lasting.job("digits"), 3) == 1, "the log tells the modes apart"
 
 
 @pytest.mark.slow
