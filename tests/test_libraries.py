@@ -18,7 +18,6 @@ from helpers import libraries, resuming_libraries, uneven_texts
 from helpers.arrays import assert_close, assert_same_bits
 from helpers.commands import KVPS, Started, private_store, run
 from helpers.pages import python_in
-from helpers.paths import ROOT
 from helpers.servers import free_port
 from helpers.torch_process import ends_of_ddp, importing
 from helpers.waiting import eventually
@@ -144,26 +143,25 @@ def test_copies_of_trainer_whose_texts_differ_in_length_train_as_one_with_all(
     assert_close(dict(np.load(tmp_path / "two.npz")), dict(np.load(tmp_path / "alone.npz")), far=1e-5)
 
 
-@pytest.mark.parametrize("library", ["trainer", "lightning"])
 def test_a_library_that_is_stopped_resumes_from_its_own_checkpoint_and_does_no_step_twice(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After SIGTERM the job is ahead of the library's checkpoint, with which its loop begins."""
-    script = [sys.executable, resuming_libraries.__file__, library]
-    line = [*KVPS, "run", "-w", "2", "--job", library, "--checkpoints", "kept", "--resume", "--", *script]
+    script = [sys.executable, resuming_libraries.__file__]
+    line = [*KVPS, "run", "-w", "2", "--job", "trainer", "--checkpoints", "kept", "--resume", "--", *script]
 
     def start() -> Started:
         return Started(line, os.environ, LibraryPopen)
 
     def last() -> Checkpoint:
-        found = newest(Path("kept"), library)
+        found = newest(Path("kept"), "trainer")
         return found.checkpoint
 
     run = start()
     assert eventually(lambda: Path("waits-0").exists() and Path("waits-1").exists())
     run.process.send_signal(signal.SIGTERM)
     with private_store() as store:
-        job = store.job(library)
+        job = store.job("trainer")
         assert eventually(lambda: job.state().run.state == "suspended")
     Path("go").touch()
     run.output(os.EX_TEMPFAIL)
@@ -263,11 +261,3 @@ def test_the_script_of_the_jax_page(home: Path) -> None:
     assert done.returncode == 0, done.stderr
     version, loss = done.stdout.rstrip().split(": loss ")
     assert (version, float(loss) < 0.5) == ("version 50", True)  # ln 5 at first
-
-
-@pytest.mark.parametrize(("example", "lines"), [("trainer_gpt2", 4), ("lightning_digits", 3), ("accelerate_digits", 3)])
-def test_the_lines_of_an_example_that_are_kvpss(example: str, lines: int) -> None:
-    """Those that name kvps, or what its optimizer has; less the line that only prints."""
-    code = (ROOT / "examples" / f"{example}.py").read_text().partition('"""\n\n')[2]
-    own = re.findall(r"^.*(?:kvps|optimizer\.rank, len|shared\.rank, len|=\(optimizer, ).*$", code, re.MULTILINE)
-    assert len(own) == lines, own

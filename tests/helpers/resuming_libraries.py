@@ -1,25 +1,19 @@
-"""A tiny model that Trainer or Lightning trains, and resumes from the library's own checkpoints, as two copies.
+"""A tiny model that Trainer trains, and resumes from its own checkpoints, as two copies.
 
-python resuming_libraries.py trainer|lightning
-
-Each library saves a checkpoint after step SAVED. Before its step WAITS each copy leaves a file, `waits-<rank>`, and
+It saves a checkpoint after step SAVED. Before its step WAITS each copy leaves a file, `waits-<rank>`, and
 waits for the file `go`.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import kvps.torch
@@ -81,30 +75,5 @@ def by_trainer() -> None:
         trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
 
 
-class Module(lightning.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = Net()
-
-    def training_step(self, batch: dict[str, torch.Tensor], number: int) -> torch.Tensor:
-        wait(self.optimizers())
-        return self.net(**batch)["loss"]
-
-    def configure_optimizers(self) -> Any:
-        optimizer, schedule = make_optimizer(self)
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(Rows(self.optimizers().rank, SAVED), BATCH)
-
-
-def by_lightning() -> None:
-    """It saves at the end of each epoch."""
-    kept = ModelCheckpoint(f"lightning-{os.environ['KVPS_RANK']}", save_last=True)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(max_epochs=STEPS // SAVED, accelerator="cpu", callbacks=[kept], **quiet)
-    trainer.fit(Module(), ckpt_path="last")
-
-
 if __name__ == "__main__":
-    {"trainer": by_trainer, "lightning": by_lightning}[sys.argv[1]]()
+    by_trainer()

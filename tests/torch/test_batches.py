@@ -17,7 +17,7 @@ from helpers.digits_job import run_workers
 from helpers.noisy_digits import NoisyDigits, cnn
 from helpers.waiting import eventually
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 import kvps
 import kvps.torch
@@ -171,23 +171,6 @@ def test_each_epoch_has_all_samples_in_an_order_of_its_own(store: Store) -> None
     assert epochs == [np.random.default_rng((0, epoch)).permutation(SAMPLES).tolist() for epoch in range(2)]
 
 
-def test_drop_last_leaves_out_what_fills_no_batch(store: Store) -> None:
-    seen = list[Any]()
-    job = create(store, Count(), samples=40)
-    model = Count()
-
-    def work() -> None:
-        with kvps.torch.join(job, model) as worker:
-            for numbers in worker.batches(Numbers(), drop_last=True):
-                model(numbers).backward()
-                worker.step()
-                seen.append(numbers)
-
-    run_workers(job, work)
-    assert [len(numbers) for numbers in seen] == 10 * [8]
-    assert len(set(torch.cat(seen[:5]).tolist())) == 40
-
-
 # -- loading ahead -------------------------------------------------------------------------------------------------
 
 
@@ -209,14 +192,6 @@ def test_loader_processes_load_all_but_the_first_batch_of_one_worker_ahead(store
     run_workers(job, work)
     once(job)
     assert places == [(unit // 6, unit) for unit in range(UNITS)]
-
-
-def test_two_workers_with_loader_processes_do_each_batch_once(store: Store) -> None:
-    """Which one gets a batch is not known before: what was guessed wrong is loaded when it is needed."""
-    job = counting(store, 200, workers=2)
-    how = {"num_workers": 1, "prefetch_factor": 3}
-    run_workers(job, *(partial(count, job, f"w{n}", [], **how) for n in range(2)))
-    once(job, 50)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
@@ -258,17 +233,3 @@ def test_a_job_that_hands_out_no_batches_is_refused(store: Store, settings: dict
         pytest.raises(kvps.InvalidSetting, match=why),
     ):
         worker.batches(Numbers())
-
-
-def test_a_tensor_data_set_and_overlap(store: Store) -> None:
-    """TensorDataset has __getitem__ alone; overlap sends gradients during backward."""
-    job, model = counting(store), Count()
-
-    def work() -> None:
-        with kvps.torch.join(job, model, overlap=True) as worker:
-            for (numbers,) in worker.batches(TensorDataset(torch.arange(SAMPLES))):
-                model(numbers).backward()
-                worker.step()
-
-    run_workers(job, work)
-    once(job)

@@ -179,9 +179,3 @@ def test_what_cannot_be_is_one_line(store: Store, settings: dict[str, Any], why:
     with pytest.raises(kvps.InvalidSetting, match=why):
         create(store, **settings)
     assert not list(store.jobs())
-
-
-def test_a_workers_own_number_of_steps_must_fit(store: Store) -> None:
-    job, model = create(store), net()
-    with pytest.raises(kvps.InvalidSetting, match="the job's 2 fragments must divide local_steps, 3"):
-        kvps.torch.join(job, model, inner=sgd(model), local_steps=3)

@@ -222,13 +222,6 @@ def test_local_steps_push_those_after_the_last_step(store: Store, kind: str) -> 
         np.testing.assert_allclose(weights_of(end)[name], array, rtol=0, atol=1e-6)
 
 
-def test_in_asp_a_replay_makes_the_same(store: Store, tmp_path: Path) -> None:
-    job = create(store, net(), "average", staleness=-1, workers=3)
-    train(job, 8, one_round, tmp_path, prefetch=True)
-    assert (job.snapshot()[1][NAMES[1]] > 0).all()
-    assert proved(job, tmp_path).by == "recorded"
-
-
 def test_a_model_in_a_short_dtype(store: Store) -> None:
     """The job has the mean in float32; each worker has it rounded."""
     dtype = torch.bfloat16
@@ -244,20 +237,6 @@ def test_a_model_in_a_short_dtype(store: Store) -> None:
         assert model.get_buffer(NAMES[0]).dtype == dtype
         assert_same_bits(buffers_of(model), own)
         assert_same_bits({name: job.snapshot()[1][name] for name in NAMES}, own)
-
-
-def test_in_eval_mode_they_stay(store: Store) -> None:
-    model = net()
-    model(batch(5, 5)[0])
-    before = buffers_of(model)
-    job = create(store, model, "average", workers=3)
-
-    def frozen(worker: kvps.torch.TorchSession, model: nn.Module) -> None:
-        model.eval()
-        one_round(worker, model)
-
-    train(job, 4, frozen)
-    assert_same_bits({name: job.snapshot()[1][name] for name in NAMES}, before)
 
 
 # -- NaN ------------------------------------------------------------------------------------------------------------
@@ -345,13 +324,6 @@ def test_own_are_in_no_job(store: Store) -> None:
     assert job.layout.buffer_kind == ""
     assert list(job.snapshot()[1]) == [name for name, _ in net().named_parameters()]
     assert kvps.torch.parameters(net()).keys() == kvps.torch.parameters(net(), buffers="own").keys()
-
-
-def test_a_model_without_buffers(store: Store) -> None:
-    job = create(store, nn.Linear(2, 2), "average", workers=1)
-    assert job.layout.buffer_kind == ""
-    with kvps.torch.join(job, nn.Linear(2, 2), "w0") as worker:
-        worker.pull()
 
 
 def spoilt(name: str, tensor: torch.Tensor) -> nn.Module:

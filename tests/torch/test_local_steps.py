@@ -162,18 +162,6 @@ def test_only_the_last_step_of_a_round_pushes(store: Store) -> None:
     assert job.state().version == 2, "a round without a step pushes nothing"
 
 
-def test_a_pull_between_steps_clears_the_gradients_and_nothing_else(store: Store) -> None:
-    model = net()
-    job = create(store, model)
-    with aggregating(job), joined(job, model, steps=STEPS) as worker:
-        train_on(worker, model, 0)
-        ours = weights_of(model)
-        worker.pull()
-        worker.pull()
-        assert all(p.grad is None for p in model.parameters())
-        assert_same_bits(weights_of(model), ours)
-
-
 def test_who_leaves_pushes_the_steps_that_are_left(store: Store) -> None:
     model = net()
     job = create(store, model)

@@ -59,13 +59,6 @@ def trained(store: Store, folder: Path, dtype: torch.dtype = torch.float32, shar
 
 
 @pytest.mark.slow
-def test_a_gpt_in_bfloat16_ends_as_in_a_plain_loop(store: Store, tmp_path: Path) -> None:
-    """The loop holds float32 masters: a rounding of a master may become one of the model's."""
-    ended = trained(store, tmp_path, torch.bfloat16)
-    assert distance(ended, reference(torch.bfloat16)) <= tolerance(torch.bfloat16)
-
-
-@pytest.mark.slow
 def test_a_gpt_ends_as_with_distributed_data_parallel(store: Store, tmp_path: Path) -> None:
     """As near as two loops of PyTorch are to each other."""
     of_ddp, far = by_ddp(tmp_path, STEPS), tolerance()
