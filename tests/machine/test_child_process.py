@@ -44,16 +44,16 @@ class _InterruptAt:
         sys.settrace(None)
 
 
-def _deaf(kind: type[subprocess.Popen[bytes]], patience_s: float) -> Iterator[int]:
+def _deaf() -> Iterator[int]:
     """Interrupt a wait in each of its bytecodes. Yield those behind which another wait does not see the child's end."""
     for number in count(1):
-        child = kind(["sleep", "1000"])
+        child = ChildProcess(["sleep", "1000"])
         with suppress(KeyboardInterrupt, subprocess.TimeoutExpired), _InterruptAt(number) as trace:
             child.wait(0.001)
         assert child.poll() is None
         child.terminate()
         try:
-            assert child.wait(patience_s) == -signal.SIGTERM
+            assert child.wait(60) == -signal.SIGTERM
             assert child.poll() == -signal.SIGTERM
         except subprocess.TimeoutExpired:
             yield number
@@ -63,13 +63,7 @@ def _deaf(kind: type[subprocess.Popen[bytes]], patience_s: float) -> Iterator[in
 
 
 def test_an_interrupt_of_a_wait_harms_no_other_wait() -> None:
-    assert not list(_deaf(ChildProcess, 60))
-
-
-@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-def test_an_interrupt_of_a_wait_of_popen_harms_the_next() -> None:
-    """Else this Python needs no ChildProcess."""
-    assert next(_deaf(subprocess.Popen, 0.2))
+    assert not list(_deaf())
 
 
 def test_an_interrupt_of_a_wait_for_a_child_that_has_ended_harms_no_other_wait() -> None:
@@ -95,11 +89,6 @@ def test_all_threads_that_wait_see_the_end() -> None:
     for thread in threads:
         thread.join(60)
     assert codes == [0] * 5
-
-
-def test_a_program_that_is_not_there_is_no_child() -> None:
-    with pytest.raises(FileNotFoundError):
-        ChildProcess(["/nowhere/a-program"])
 
 
 _AT_THE_END = """

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from helpers.commands import ENDLESS, LONG_UP, TINY, kvps_run
 from helpers.harness import model
-from helpers.servers import free_port
 from helpers.waiting import awaited_job, eventually
 
 import kvps
@@ -64,22 +63,6 @@ def test_where_units_are_handed_out_others_may_join_under_other_ids(lasting: kvp
     with job.join() as session:
         assert session.worker not in ("w0", "w1", "w2", "extra")
         session.leave()
-
-
-def test_what_is_typed_elsewhere_finds_work(home: Path, start: Any) -> None:
-    listen = f"127.0.0.1:{free_port()}"
-    done = kvps_run("up", "digits", "--data", "static", "--listen", listen, *TINY)
-    assert done.returncode == 0
-    assert "join from elsewhere" not in done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("look from elsewhere: "))
-    assert line.endswith(" kvps jobs")
-    up = start("up", "digits", "--data", "units", "--listen", listen, *LONG_UP)
-    line = up.until("join from elsewhere: ").splitlines()[-1].partition(": ")[2]
-    url, *command = line.removeprefix("KVPS_REDIS_URL=").split()
-    assert command == ["kvps", "worker", "--job", "digits"]
-    with kvps.connect(url) as store, store.job("digits").join() as session:
-        assert session.worker == "w3"
-        session.leave(finished=False)
 
 
 def test_a_job_whose_command_was_killed_is_free(store: kvps.Store) -> None:

@@ -193,11 +193,6 @@ def test_a_job_wider_than_the_hosts_waits_and_says_so_and_can_be_cancelled(
     assert sorted(key for key in raw.keys("rq:*") if b":job:" not in key) == [b"rq:canceled:kvps", b"rq:queues"]
 
 
-def test_a_quiet_host_of_an_empty_queue_prints_nothing(queue: TaskQueue) -> None:
-    done = kvps_run("worker", "--queue", "--burst", "--quiet")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
 def queue_url(raw: Any) -> str:
     return f"unix://{raw.connection_pool.connection_kwargs['path']}"
 
@@ -245,21 +240,6 @@ def test_the_queue_may_be_on_another_server(digits: Callable[..., Job], start: S
     away = ["--queue-redis", "redis://:hush@127.0.0.1:1"]
     assert "hush" not in refused("submit", "digits", "--job", "none", *away, code=1)
     assert "none" not in store.jobs()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["worker", "--burst"], "--queue"),
-        (["worker", "--queue", "--job", "x"], "kvps submit"),
-        (["submit", "digits", "--slow", "w9=2x"], "w2"),
-        (["submit", "digits", "--prefetch"], "SSP"),
-        (["cancel", "a b"], "1 to 64"),
-    ],
-    ids=" ".join,
-)
-def test_usage_errors_are_one_line_and_exit_2(home: Path, arguments: list[str], words: str) -> None:
-    assert words in refused(*arguments)
 
 
 def test_the_password_stands_in_no_command_line_and_no_environment(home: Path, start: Start) -> None:
