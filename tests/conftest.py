@@ -28,6 +28,7 @@ import kvps
 from kvps.server import private_server
 from kvps.session import iteration
 from kvps.store import Store
+from kvps.transport import version_reader
 
 with suppress(ModuleNotFoundError):  # `make gpu` runs without it
     import hypothesis
@@ -69,9 +70,14 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files without a test of the contract when only that is asked for: to import them all takes longer."""
-    wanted = config.getoption("markexpr").startswith("contract")
-    return (wanted and collection_path.suffix == ".py" and "mark.contract" not in collection_path.read_text()) or None
+    """Leave out files without a test of the contract when only that is asked for, and those that are slow as a whole
+    when no slow test is: to import them, and the large libraries that some of them try, takes longer."""
+    asked = config.getoption("markexpr")
+    if collection_path.suffix != ".py" or not asked.startswith(("contract", "not slow")):
+        return None
+    text = collection_path.read_text()
+    lacks_contract = asked.startswith("contract") and "mark.contract" not in text
+    return lacks_contract or (asked.startswith("not slow") and "\npytestmark = pytest.mark.slow" in text) or None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -101,9 +107,10 @@ def old_server() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each push of this process takes the traces of all earlier rounds along, and the removal of a job waits no second
-    for bytes that may be on their way."""
+    """Each push of this process takes the traces of all earlier rounds along. The removal of a job waits no second for
+    bytes that may be on their way, and who reads a version again not long for the next."""
     monkeypatch.setattr(iteration, "SEND_EVERY_S", 0.0)
+    monkeypatch.setattr(version_reader, "_SAME_MS", 10)
     monkeypatch.setattr("kvps.store._SETTLE_S", 0.1)
 
 

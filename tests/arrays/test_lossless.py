@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from contextlib import suppress
+from functools import cache
 
 import ml_dtypes
 import numpy as np
@@ -163,16 +164,22 @@ def test_items_of_several_sections_and_stretches() -> None:
     assert same(followed(parts, old, encode(parts, old, new)), new)
 
 
+@cache
+def drawn(items: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return masters, a gradient, and a number from 0 to 1 for each row."""
+    rng = np.random.default_rng(7)
+    master = rng.standard_normal(items, np.float32) * np.float32(0.02)
+    return master, rng.standard_normal(items, np.float32), rng.random(items >> 10)
+
+
 def trained(items: int, lr: float, quiet: float = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return the bfloat16 bits of float32 masters before and after a step like AdamW's.
 
     In a part of the rows, `quiet`, steps are small: what changes lies in clusters then.
     """
-    rng = np.random.default_rng(7)
-    master = rng.standard_normal(items, np.float32) * np.float32(0.02)
-    gradient = rng.standard_normal(items, np.float32)
+    master, gradient, rows = drawn(items)
     step = np.sign(gradient) * np.float32(0.6) + gradient * np.float32(0.4)
-    step *= np.where(np.repeat(rng.random(items >> 10) < quiet, 1 << 10), np.float32(0.05), np.float32(1))
+    step *= np.where(np.repeat(rows < quiet, 1 << 10), np.float32(0.05), np.float32(1))
     after = master - np.float32(lr) * (step + np.float32(0.01) * master)
     old, new = (each.astype(ml_dtypes.bfloat16).view(np.uint16) for each in (master, after))
     return old, new

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -221,11 +222,16 @@ def model(seed: int = 0) -> Params:
 def any_floats(seed: int, shape: tuple[int, ...] | int) -> np.ndarray:
     """Return floats of all magnitudes, also subnormal ones and those whose squares overflow."""
     rng = np.random.default_rng(seed)
-    return (rng.standard_normal(shape) * 10.0 ** rng.uniform(-45, 18, shape)).astype(np.float32)
+    return np.ldexp(rng.standard_normal(shape, np.float32), rng.integers(-150, 60, shape, np.int32))
 
 
 def large_model(seed: int = 0) -> Params:
     """Return a model of several chunks, of which some hold more than one parameter."""
+    return {name: array.copy() for name, array in _large_model(seed).items()}
+
+
+@lru_cache(32)
+def _large_model(seed: int) -> Params:
     rng = np.random.default_rng(seed)
     shapes = {"W": (70, 100), "b": (1000,), "scale": (), "V": (2, CHUNK_ITEMS)}
     return {name: np.asarray(rng.standard_normal(shape, np.float32)) for name, shape in shapes.items()}

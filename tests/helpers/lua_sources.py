@@ -31,7 +31,7 @@ class Sources:
 
     def called(self, code: str) -> set[str]:
         """Return the included functions that some code calls itself."""
-        return {name for name in self._files if re.search(rf"(?<!function )\b{name}\(", code)}
+        return self._files.keys() & set(re.findall(r"(?<!function )\b(\w+)\(", code))
 
     def reached(self, code: str) -> str:
         """Return code, and that of all included functions that it comes to call."""
