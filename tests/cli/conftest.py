@@ -21,11 +21,14 @@ def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         log = logging.getLogger("kvps")
-        before = log.handlers[:]
+        before = log.handlers[:], log.level, log.propagate
         try:
             app([*words], prog_name="kvps", standalone_mode=False)
         finally:
-            log.handlers = before  # or each command would print what the threads of this process log once more
+            # Or each command would print what the threads of this process log once more, and tests behind it would log
+            # otherwise than alone.
+            log.handlers, log.propagate = before[0], before[2]
+            log.setLevel(before[1])
         out, err = capsys.readouterr()
         assert not (out and err)
         return out or err
