@@ -32,24 +32,30 @@ def _put_until(asked: Future[list[Item]], actor: kvps.Watch) -> list[Item]:
 
 def test_an_actor_may_fill_the_first_batch(store: Store) -> None:
     """It was taken for one of a single item, and learner and actor waited for each other."""
-    with ThreadPoolExecutor(1) as pool, store.publisher("policy", WEIGHTS, rollouts=FRESH) as policy:
-        with store.watch("policy") as actor:
-            actor.update()
-            items = _put_until(pool.submit(policy.rollouts.take, 4, wait=60), actor)
-            assert len(items) == 4
-            assert not actor.rollouts.room(), "what is begun now goes into the version after the next"
-            policy.publish(WEIGHTS, trained=items)
-            assert not actor.rollouts.room(), "it has not the newest version"
-            actor.update()
-            assert actor.rollouts.room()
+    with (
+        ThreadPoolExecutor(1) as pool,
+        store.publisher("policy", WEIGHTS, rollouts=FRESH) as policy,
+        store.watch("policy") as actor,
+    ):
+        actor.update()
+        items = _put_until(pool.submit(policy.rollouts.take, 4, wait=60), actor)
+        assert len(items) == 4
+        assert not actor.rollouts.room(), "what is begun now goes into the version after the next"
+        policy.publish(WEIGHTS, trained=items)
+        assert not actor.rollouts.room(), "it has not the newest version"
+        actor.update()
+        assert actor.rollouts.room()
 
 
 def test_a_learner_that_keeps_some_items_gets_more_for_the_same_version(store: Store) -> None:
-    with ThreadPoolExecutor(1) as pool, store.publisher("policy", WEIGHTS, rollouts=FRESH) as policy:
-        with store.watch("policy") as actor:
-            actor.update()
-            *kept, dull = _put_until(pool.submit(policy.rollouts.take, 3, wait=60), actor)
-            policy.rollouts.reject([dull], "no advantage")
-            more = _put_until(pool.submit(policy.rollouts.take, 3, wait=60), actor)
-            assert policy.publish(WEIGHTS, trained=[*kept, *more]) == 1
-            assert policy.job.rollouts.now().trained == 5
+    with (
+        ThreadPoolExecutor(1) as pool,
+        store.publisher("policy", WEIGHTS, rollouts=FRESH) as policy,
+        store.watch("policy") as actor,
+    ):
+        actor.update()
+        *kept, dull = _put_until(pool.submit(policy.rollouts.take, 3, wait=60), actor)
+        policy.rollouts.reject([dull], "no advantage")
+        more = _put_until(pool.submit(policy.rollouts.take, 3, wait=60), actor)
+        assert policy.publish(WEIGHTS, trained=[*kept, *more]) == 1
+        assert policy.job.rollouts.now().trained == 5

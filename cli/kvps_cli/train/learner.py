@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import typer
@@ -17,9 +17,10 @@ from kvps.machine import launcher
 from kvps.machine.launcher import ACTOR, CHECKPOINT_EVERY, CHECKPOINTS, JOB, RESUME
 from kvps.protocol.answers import job_exists
 from kvps.store import Store
+from kvps_cli import connect
 from kvps_cli.child import SUSPENDED, Child
-from kvps_cli.output import log_options, loss_text, say
-from kvps_cli.supervise import Supervisor
+from kvps_cli.output import log_options, loss_text, say, start_log
+from kvps_cli.supervise import Care, Supervisor
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.lifetime import Lifetime
 from kvps_cli.train.progress import POLL_S, relay
@@ -48,14 +49,26 @@ class Parts(NamedTuple):
 
 
 def run_learner(
-    store: Store, name: str, parts: Parts, kept: KeptFiles, life: Lifetime, quiet: bool, verbose: int
+    server: connect.RunServerOptions,
+    named: Callable[[Store], str],
+    parts: Parts,
+    kept: KeptFiles,
+    life: Lifetime,
+    log_of: tuple[bool, int],
 ) -> None:
-    """Run a learner and its actors until it has ended. Raises KvpsError if it fails, or all actors do; Exit if it is
-    stopped, to be resumed."""
-    if not life.resume and name in store.jobs():
-        raise job_exists(name)
-    own = {JOB: name, **_files(kept, life)}
-    care = life.care(parts.actors > 1, log_options(quiet, verbose))
+    """Run a learner and its actors until it has ended. `named` returns the name of the run, `log_of` is --quiet and
+    --verbose. Raises KvpsError if the learner fails, or all actors do; Exit if it is stopped, to be resumed."""
+    quiet = start_log(*log_of)
+    with connect.serving_store(server, quiet, joinable=False) as store:
+        name = named(store)
+        if not life.resume and name in store.jobs():
+            raise job_exists(name)
+        care = life.care(parts.actors > 1, log_options(*log_of))
+        _run(store, name, parts, {JOB: name, **_files(kept, life)}, care, quiet)
+
+
+def _run(store: Store, name: str, parts: Parts, own: Mapping[str, str], care: Care, quiet: bool) -> None:
+    """Run both, with `own` in the environment of each."""
     before = set(store.jobs()) - {name}
     supervisor = Supervisor(store, launcher.this_process("kvps run"), lambda: _jobs(store, name, before), care)
     lines = _Lines(quiet)

@@ -98,9 +98,8 @@ def run(
     evaluation.prepare(kept.kept_log.directory, _checked)
     if learner is not None:
         parts = Parts.of(learner, command, settings, _checked)
-        with connect.serving_store(server, start_log(quiet, verbose), joinable=False) as store:
-            name = _name(store, job, parts.learner, life.resume, hosts, quiet)
-            run_learner(store, name, parts, kept, life, quiet, verbose)
+        named = partial(_name, job=job, command=parts.learner, resume=life.resume, hosts=1, quiet=quiet)
+        run_learner(server, named, parts, kept, life, log_of=(quiet, verbose))
         return
     given = {name: value for name, value in settings.given.items() if name != "workers"}
     settings.check_each()
