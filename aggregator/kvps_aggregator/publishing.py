@@ -184,13 +184,15 @@ class Publishing:
         while True:
             try:
                 state = self._hold()
-                if state.names in tried or self._make(state, said, tried):
+                there = state.names in tried
+                if there or self._make(state, said, tried):
+                    committed = state.version + (not there)  # another learner may have taken shard 0 since
                     if not self._held.history.writing:
                         self._free_items()
                         self._held.sweep_if_due()
                     self._held.traces.write()
-                    self._held.leases.newest = self._held.shards[0].version  # of which a restart may lose some
-                    return self._held.leases.newest
+                    self._held.leases.newest = committed  # of which a restart may lose some
+                    return committed
             except ServerRestarted:
                 self._held.await_history()
             except LeaseLost:
