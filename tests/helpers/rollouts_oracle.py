@@ -40,7 +40,7 @@ from kvps.actors.taking import Item
 from kvps.arrays.layout import DTYPE, Layout
 from kvps.arrays.state_dict import pack
 from kvps.config import JobConfig, Metadata
-from kvps.errors import ItemsRefused, LeaseLost, ServerFull
+from kvps.errors import ItemsRefused, LeaseLost, NoServer, ServerFull
 from kvps.job import Job
 from kvps.store import Store
 
@@ -91,13 +91,25 @@ def lines_to(path: Path) -> Write:
     return write
 
 
+def _connected(url: str) -> Store:
+    """Return a store on a server that may just be started again."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return kvps.connect(url)
+        except NoServer:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
 # -- what the processes do ------------------------------------------------------------------------------------------
 
 
 def act(url: str, path: str, name: str, process: str) -> None:
     """Answer prompts until all have had their fate."""
     chance, write, number = random.Random(f"{name}/{process}"), lines_to(Path(path)), 0
-    with kvps.connect(url) as store, store.watch(JOB, actor=name) as watch:
+    with _connected(url) as store, store.watch(JOB, actor=name) as watch:
         while (unit := watch.next_unit()) is not None:
             watch.update()
             number += 1
@@ -115,7 +127,7 @@ def act(url: str, path: str, name: str, process: str) -> None:
 
 def learn(url: str, path: str, seed: str, *options: str) -> None:
     """Take, give back, reject and train until all prompts have had their fate, or another learner takes over."""
-    with kvps.connect(url) as store, suppress(LeaseLost):
+    with _connected(url) as store, suppress(LeaseLost):
         with store.publisher(JOB, weights(0, 0), takeover="--takeover" in options) as policy:
             _Learner(policy, int(seed), lines_to(Path(path))).run()
         lines_to(Path(path))("end")
