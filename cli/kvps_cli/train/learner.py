@@ -75,7 +75,7 @@ def _run(store: Store, name: str, parts: Parts, own: Mapping[str, str], care: Ca
     with Stop(possible=True) as stop:
         try:
             learner = supervisor.run(LEARNER, parts.learner, own)
-            actors = [supervisor.run(f"a{n}", parts.actor, own | {ACTOR: f"a{n}"}) for n in range(parts.actors)]
+            actors = [supervisor.run(f"a{n}", parts.actor, {**own, ACTOR: f"a{n}"}) for n in range(parts.actors)]
             while not learner.done:
                 supervisor.watch(POLL_S)
                 relay(supervisor.new_lines())
