@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -97,9 +98,8 @@ def run(
     kept.prepare(fresh=not life.resume, resumable=life.resume)
     evaluation.prepare(kept.kept_log.directory, _checked)
     if learner is not None:
-        parts = Parts.of(learner, command, settings, _checked)
-        named = partial(_name, job=job, command=parts.learner, resume=life.resume, hosts=1, quiet=quiet)
-        run_learner(server, named, parts, kept, life, log_of=(quiet, verbose))
+        named = partial(_name, job=job, command=shlex.split(learner), resume=life.resume, hosts=1, quiet=quiet)
+        run_learner(server, named, Parts.of(learner, command, settings, _checked), kept, life, (quiet, verbose))
         return
     given = {name: value for name, value in settings.given.items() if name != "workers"}
     settings.check_each()
