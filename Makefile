@@ -82,11 +82,12 @@ bench: .stamps/dev ## Measure everything, as on docs/performance.md (ONLY="round
 model: .stamps/dev ## Explore the commit protocol with all faults at once (minutes, 2 GB)
 	PYTHONPATH=tests $(BIN)/python -m protocol.model 1 0
 
-picture: .stamps/dev ## Draw the pictures of kvps up, the same bits, top and the dashboard, of real runs (that of the dashboard needs chromium)
+picture: .stamps/dev ## Draw the pictures of kvps up, the same bits, top, the dashboard and staleness, of real runs (that of the dashboard needs chromium)
 	$(BIN)/python docs/picture.py
 	PYTHONPATH=tests $(BIN)/python docs/same_bits_picture.py
 	$(BIN)/python docs/top_picture.py
 	$(BIN)/python docs/dashboard_picture.py
+	$(BIN)/python docs/rollouts_picture.py
 
 timelines: .stamps/dev ## Draw the timelines of BSP, SSP and ASP from real runs
 	$(BIN)/python docs/timelines.py

@@ -3,6 +3,7 @@
 python cartpole.py                   # a learner and 4 actors, on a server of your own
 python cartpole.py --kills           # the same, and every 6 s an actor is killed and started anew, or the learner
 python cartpole.py --single          # the same algorithm in one process, without kvps
+python cartpole.py --compare         # both ways with ten seeds, and the median of how much longer actors take
 python cartpole.py learn             # the parts by hand, on any hosts: one learner
 python cartpole.py act --actor 0     # and so many actors, each with another number
 
@@ -77,14 +78,15 @@ class Player:
 
 
 def act(job, seed, actor):
+    os.nice(5)  # actors are ahead anyway: on few processors the learner comes first
     player = Player(seed, actor)
-    with kvps.connect() as store, store.watch(job) as policy:
+    with kvps.connect() as store, store.watch(job, wait=600) as policy:
         while policy.running:
             policy.update()
             if policy.rollouts.room():
                 policy.rollouts.put(player.fragment(policy.arrays), version=policy.version)
             else:
-                policy.update(wait=0.1)
+                policy.update(wait=1.0)  # until there is a newer version
 
 
 # -- the learner ------------------------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ class Learner:
         self.model = nn.ModuleDict({"policy": layers(2), "value": layers(1)})
         with torch.no_grad():
             self.model["policy"][-1].weight.mul_(0.01)
-        self._adam = torch.optim.Adam(self.model.parameters(), lr=2e-3, eps=1e-5)
+        self._adam = torch.optim.Adam(self.model.parameters(), lr=2e-3, eps=1e-5, fused=True)
         self._returns, self._steps, self._began = deque(maxlen=100), 0, time.monotonic()
 
     @property
@@ -223,14 +225,34 @@ def run(options):
     return running[0].wait()
 
 
-def start(arguments):
-    return subprocess.Popen([sys.executable, __file__, *arguments])
+def compare():
+    """Solve with each seed both ways in turns, and print how long each command took."""
+    ratios = []
+    for seed in SEEDS:
+        took = {}
+        for way in (["--single"], []) if seed % 2 == 0 else ([], ["--single"]):
+            began = time.monotonic()
+            with start([*way, f"--seed={seed}"], stdout=subprocess.PIPE, text=True) as process:
+                *_, last = process.stdout
+            took[bool(way)] = time.monotonic() - began
+            print(
+                f"seed {seed}, {'one process' if way else 'actors'}: {took[bool(way)]:.1f} s; {last}",
+                end="",
+                flush=True,
+            )
+        ratios.append(took[False] / took[True])
+    print(f"ratios {' '.join(f'{ratio:.2f}' for ratio in ratios)}, median {np.median(ratios):.2f}")
+
+
+def start(arguments, **options):
+    return subprocess.Popen([sys.executable, __file__, *arguments], **options)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=["learn", "act"])
     parser.add_argument("--single", action="store_true")
+    parser.add_argument("--compare", action="store_true")
     parser.add_argument("--kills", action="store_true")
     parser.add_argument("--job", default="", help="its name, for the parts by hand")
     parser.add_argument("--seed", type=int, default=SEEDS[0])
@@ -239,7 +261,9 @@ def main():
     parser.add_argument("--versions", type=int, default=2000, help="the most")
     options = parser.parse_args()
     job = options.job or "cartpole"
-    if options.single:
+    if options.compare:
+        compare()
+    elif options.single:
         single(options.seed, options.versions)
     elif options.part == "act":
         act(job, options.seed, options.actor)
