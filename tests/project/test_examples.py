@@ -97,12 +97,14 @@ def test_the_readmes_notebook(home: Path) -> None:
 
 
 def test_the_learner_and_the_actor_of_the_page(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = python_in("docs/actors.md")
+    code, experience = python_in("docs/actors.md")
     exec(code, {})
     actor, learner = capsys.readouterr().out.splitlines()
     assert actor.startswith("actor: version 20, the same bits: True, Traffic(differences=")
     assert "repairs=0" in actor
     assert learner == "learner: version 20"
+    exec(experience, {})
+    assert capsys.readouterr().out == "[0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]\n"
 
 
 def test_the_scripts_of_the_page_of_scripts(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
