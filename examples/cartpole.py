@@ -1,7 +1,7 @@
 """CartPole of gymnasium, by one learner and actors: PPO, with importance weights. Twelve lines are kvps's.
 
 python cartpole.py                   # a learner and 4 actors, on a server of your own
-python cartpole.py --kills           # the same, and every 6 s an actor is killed and started anew, or the learner
+python cartpole.py --kills           # the same, and every 3 s an actor is killed and started anew, once the learner
 python cartpole.py --single          # the same algorithm in one process, without kvps
 python cartpole.py --compare         # both ways with ten seeds, and the median of how much longer actors take
 python cartpole.py learn             # the parts by hand, on any hosts: one learner
@@ -26,7 +26,7 @@ SOLVED, SEEDS = 475.0, range(10)
 ACTORS, STEPS, BATCH = 4, 128, 8  # steps of a fragment, and fragments of a version
 GAMMA, LAMBDA, CLIP, EPOCHS, PARTS = 0.98, 0.9, 0.2, 10, 2
 CAPACITY = 32 * BATCH  # fragments that may wait
-KILL_S, LEARNER = 6.0, 5  # between two kills, and each so-and-so-many-th is that of the learner
+KILL_S, LEARNER = 3.0, 3  # between two kills, and which of them is that of the learner
 
 # -- actors -----------------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ def run(options):
             time.sleep(0.05)
             if options.kills and time.monotonic() > at:
                 killed, at = killed + 1, time.monotonic() + KILL_S
-                n = 0 if killed % LEARNER == 0 else 1 + killed % ACTORS
+                n = 0 if killed == LEARNER else 1 + killed % ACTORS
                 running[n].kill()
                 running[n].wait()
                 running[n] = start(parts[n] + settings)
