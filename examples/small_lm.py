@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import kvps
 
-ACTORS, GROUPS, GROUP, EPOCHS = 2, 8, 8, 6  # groups of a version, answers of a group
+ACTORS, GROUPS, GROUP, EPOCHS = 2, 8, 8, 10  # groups of a version, answers of a group
 START, SHOWN, ANSWER = 10, 3, 5  # the token that begins a prompt; digits of a prompt and of an answer
 PROMPTS = [[START, *((first + n * step) % 10 for n in range(SHOWN))] for first in range(10) for step in range(10)]
 CLIP, STEPS, WARM_UP = 0.2, 4, 150  # steps of a version, and before the first one
@@ -83,8 +83,8 @@ def answers_to(model, prompt):
 
 def learn(job, epochs):
     model = make_model()
-    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
-    warm_up(model, adamw)
+    warm_up(model, torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0))
+    adamw = torch.optim.AdamW(model.parameters(), lr=4e-4, weight_decay=0.0)
     began, before = time.monotonic(), mean_reward(model)
     print(f"before GRPO: mean reward {before:.3f}", flush=True)
     settings = kvps.Rollouts(prompts=len(PROMPTS), epochs=epochs, group=GROUP, max_staleness=1)
@@ -143,9 +143,9 @@ def mean_reward(model):
 # -- all processes ----------------------------------------------------------------------------------------------------
 
 
-def run(epochs):
+def run(job, epochs):
     """Run a learner and actors, and return the learner's exit code."""
-    settings = [f"--job=small-lm-{os.getpid()}", f"--epochs={epochs}"]
+    settings = [f"--job={job}", f"--epochs={epochs}"]
     running = [subprocess.Popen([sys.executable, __file__, part, *settings]) for part in ["learn", *["act"] * ACTORS]]
     try:
         return max(abs(process.wait()) for process in running)
@@ -157,15 +157,16 @@ def run(epochs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", nargs="?", choices=["learn", "act"])
-    parser.add_argument("--job", default="small-lm", help="its name, for the parts by hand")
+    parser.add_argument("--job", default="", help="its name, for the parts by hand")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="how often each prompt is answered")
     options = parser.parse_args()
+    job = options.job or "small-lm"
     if options.part == "act":
-        act(options.job)
+        act(job)
     elif options.part == "learn":
-        learn(options.job, options.epochs)
+        learn(job, options.epochs)
     else:
-        sys.exit(run(options.epochs))
+        sys.exit(run(options.job or f"small-lm-{os.getpid()}", options.epochs))
 
 
 if __name__ == "__main__":
