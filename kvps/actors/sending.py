@@ -120,9 +120,16 @@ class ActorRollouts:
                 return None
             seen |= self._job.access.client.wait(seen, _LOOK_MS)
 
-    def room(self) -> bool:
+    def room(self, wait: float = 0.0) -> bool:
         """Return whether an item that is begun now, on the version that is newest here, has room and will still be
-        fresh when the learner comes to it: actors wait rather than make what would be dropped."""
+        fresh when the learner comes to it: actors wait rather than make what would be dropped. With `wait` the call
+        waits up to so many seconds for room; what is missing may also be a newer version here, `Watch.update`."""
+        deadline, seen = time.monotonic() + wait, {self._job.access.keys.turns: "0-0"}
+        while not (there := self._has_room()) and (left_s := deadline - time.monotonic()) > 0:
+            seen |= self._job.access.client.wait(seen, max(1, min(_LOOK_MS, round(1000 * left_s))))
+        return there
+
+    def _has_room(self) -> bool:
         keys, settings = self._job.access.keys, self.settings
         version = self._job.access.reader.round_state().version  # which raises JobNotFound
         numbers, items, waiting, taken = self._job.access.client.together(

@@ -110,13 +110,16 @@ class LearnerRollouts:
         `order` is "oldest", "newest" or "random". Items that are too stale for the next version are dropped first, and
         the log says so. Waits until as many are there, up to `wait` seconds: then it takes what there is. It takes
         fewer also where no more can come: no room is left, or all prompts are handed out. Returns [] if there is
-        nothing, and for good if all prompts have had their fate or the job is stopped. Raises InvalidSetting,
-        JobSuspended, LeaseLost if another learner has taken over.
+        nothing, and for good if all prompts have had their fate or the job is stopped. With a `max_staleness` it waits
+        for the publish that is under way, and raises what that raises. Raises InvalidSetting, JobSuspended, LeaseLost
+        if another learner has taken over.
         """
         settings = self.settings
         lots = self._lots_of(settings, n, groups)
         if order not in ("oldest", "newest", "random"):
             raise InvalidSetting(f"order must be oldest, newest or random, not {order!r}")
+        if settings.max_staleness is not None:
+            self._settle()  # else what is fresh enough for the version under way may be too old for the next one
         deadline = math.inf if wait is None else time.monotonic() + wait
         seen = {self._job.access.keys.news: "0-0"}
         # Where nobody has looked for half of the timeout, all actors get a new start: a dead one would never be missed.

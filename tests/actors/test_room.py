@@ -59,3 +59,28 @@ def test_a_learner_that_keeps_some_items_gets_more_for_the_same_version(store: S
         more = _put_until(pool.submit(policy.rollouts.take, 3, wait=60), actor)
         assert policy.publish(WEIGHTS, trained=[*kept, *more]) == 1
         assert policy.job.rollouts.now().trained == 5
+
+
+def test_room_is_waited_for(store: Store) -> None:
+    with (
+        ThreadPoolExecutor(1) as pool,
+        store.publisher("policy", WEIGHTS, rollouts=kvps.Rollouts(capacity=1)) as policy,
+        store.watch("policy") as actor,
+    ):
+        actor.update()
+        actor.rollouts.put({"n": 1}, version=0)
+        assert not actor.rollouts.room(wait=0.01)
+        waiting = pool.submit(actor.rollouts.room, wait=60)
+        policy.publish(WEIGHTS, trained=policy.rollouts.take(1))
+        assert waiting.result(60)
+
+
+def test_what_is_taken_beside_a_publish_is_fresh_enough_for_the_next_one(store: Store) -> None:
+    """It was judged by the version that is committed, and the next publish was refused."""
+    with store.publisher("policy", WEIGHTS, rollouts=FRESH) as policy, store.watch("policy") as actor:
+        for version in range(1, 6):
+            actor.update()
+            for n in range(4):
+                actor.rollouts.put({"n": n}, version=actor.version)
+            assert policy.publish(WEIGHTS, trained=policy.rollouts.take(2, wait=0), wait=False) == version
+        assert policy.wait() == 5

@@ -51,6 +51,7 @@ WRITE_WEIGHTS = [
     *("SET {bytes}w:{name}:0 1", "DEL {bytes}w:{name}:0", "SET {bytes}m:{name} 1", "SET {control}term:0 1"),
     *("SET {control}layout x", "HSET {control}made_with task module:code"),
 ]
+GRADIENT = ["SET {bytes}g:w0.x:1:0 1"]
 WRITE_CONTROL = ["HSET {control}workers w0 x", "HSET {control}version version 9"]
 LOG = ["XADD {control}commits * kind stop", "DEL {control}commits", "SET {control}never x"]
 LIST = ["SADD kvps:jobs x", "SREM kvps:jobs mine"]
@@ -66,7 +67,7 @@ TABLE = {
     "worker": ([*READ, "SET {bytes}g:w0.x:1:0 1"], WRITE_WEIGHTS + LIST + QUEUE + LOAD),
     "actor": (
         [*READ, "SET {bytes}x:a.1-x:1:0 1", "HSET {control}items a.1-x:1 x", "XADD {control}news * lot x"],
-        [*WRITE_WEIGHTS, LOG[0], LOG[1], *WRITE_CONTROL[:1], *LIST, *QUEUE, *LOAD, "SET {bytes}g:w0.x:1:0 1"],
+        [*WRITE_WEIGHTS, LOG[0], LOG[1], *WRITE_CONTROL[:1], *LIST, *QUEUE, *LOAD, *GRADIENT],
     ),
     "aggregator": (READ + WRITE_WEIGHTS + LOAD, LIST + QUEUE),
     "learner": ([*READ, *WRITE_WEIGHTS, *LOAD, LIST[0]], [*QUEUE, *MEMORY, LIST[1]]),
@@ -138,7 +139,7 @@ def test_what_a_role_may_do_and_what_not(store: Store, raw: Any, role: str, jobs
     allowed, refused = TABLE[role]
     refused = refused + FOREIGN + ADMINISTRATION
     if version < acl.READ_ONLY_KEYS and role != "reader":  # docs/security.md: there is no key that may only be read
-        refused = [command for command in refused if command not in WRITE_WEIGHTS + WRITE_CONTROL + LOG]
+        refused = [command for command in refused if command not in WRITE_WEIGHTS + WRITE_CONTROL + LOG + GRADIENT]
         refused = [command for command in refused if command not in LIST or jobs == "mine"]
     with redis.Redis.from_url(url_for(store.url, "u", "u"), protocol=2) as client:
         before = _all(raw)
