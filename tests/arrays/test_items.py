@@ -16,7 +16,7 @@ import xxhash
 
 from kvps.arrays.dtypes import DTYPES
 from kvps.arrays.item_forms import differ, form_of
-from kvps.arrays.items import MOST_BYTES, MOST_NAMES, MOST_SPANS, Encoded, decode, encode
+from kvps.arrays.items import ITEM, MOST_BYTES, MOST_SPANS, Encoded, decode, encode
 from kvps.errors import CorruptData, InvalidSetting
 
 SPANS = [(0, 7), (5, 8)]
@@ -191,8 +191,8 @@ def test_any_other_value_is_refused_by_its_name(value: Any, words: str) -> None:
     ("item", "words"),
     [
         ([1], "a mapping of names"),
-        ({}, f"1 to {MOST_NAMES} names, not 0"),
-        ({str(n): n for n in range(MOST_NAMES + 1)}, "stack"),
+        ({}, f"1 to {ITEM.names} names, not 0"),
+        ({str(n): n for n in range(ITEM.names + 1)}, "stack"),
         ({1: 2}, "not 1"),
         ({"": 2}, "not ''"),
         ({"n" * 129: 2}, "1 to 128 characters"),
@@ -220,7 +220,7 @@ def test_other_spans_are_refused(spans: Any) -> None:
 
 
 def test_the_largest_items_are_put() -> None:
-    names = {"😀" * 125 + f"{n:03}": np.zeros((1,) * 32, np.int8) for n in range(MOST_NAMES)}
+    names = {"😀" * 125 + f"{n:03}": np.zeros((1,) * 32, np.int8) for n in range(ITEM.names)}
     spans = [(2**53 - 1 - MOST_SPANS + n, 2**53 - 1) for n in range(MOST_SPANS)]
     item, out = decode(whole(encode(names, spans)))
     assert (list(item), out) == (list(names), spans)
@@ -349,7 +349,7 @@ BAD = {
     "many lists": made(b"[" + b"[]," * 40_000 + b"[]]"),
     "a value that is a list": made(header(["x"])),
     "values that are no list": made({"values": {}, "spans": []}),
-    "too many names": made(header(*({"name": str(n), "kind": "text", "nbytes": 0} for n in range(MOST_NAMES + 1)))),
+    "too many names": made(header(*({"name": str(n), "kind": "text", "nbytes": 0} for n in range(ITEM.names + 1)))),
     "too many spans": made(header(entry(), spans=[[n, 0] for n in range(MOST_SPANS + 1)]), b"ab"),
     "no spans": made({"values": [entry()]}, b"ab"),
     "a span of one": made(header(entry(), spans=[[1]]), b"ab"),

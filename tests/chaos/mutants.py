@@ -73,7 +73,10 @@ def _split_commit() -> None:
     reads = text[: text.index("local mine = ")]
     for old, new in (
         (" history digest\n", " history digest text parts up_to\n"),
-        ("redis.call('HMGET', keys.plan,\n  'id', 'version', 'head', 'through', 'ids')", "{ plan_id, version, head }"),
+        (
+            "redis.call('HMGET', keys.plan,\n  'id', 'version', 'head', 'through', 'ids', 'term', 'lots')",
+            "{ plan_id, version, head }",
+        ),
     ):
         assert reads.count(old) == 1, f"ready.lua must hold exactly once: {old}"
         reads = reads.replace(old, new)

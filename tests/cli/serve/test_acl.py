@@ -54,7 +54,7 @@ def test_the_printed_line_is_a_command_that_makes_the_user(store: Store, raw: An
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["mine", "--role", "admin"], "reader, evaluator, worker, aggregator, learner"),
+        (["mine", "--role", "admin"], "reader, evaluator, worker, actor, aggregator, learner"),
         (["a b", "--role", "worker"], "job name 'a b'"),
         (["mine", "--role", "worker", "--user", "default"], "choose another name"),
         (["mine", "--role", "worker", "--password-file", "open"], "chmod 600"),
