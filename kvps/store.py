@@ -279,8 +279,9 @@ class Store:
         """
         asked = Asked(dtype, shards, durability, rollouts)
         name = _named(name)
-        every = checkpoint_every or int(os.environ.get(launcher.CHECKPOINT_EVERY) or 100)
-        every = whole_setting("checkpoint_every", every if checkpoint_every is None else checkpoint_every, 1)
+        said = os.environ.get(launcher.CHECKPOINT_EVERY, "")
+        asked_every = int(said) if checkpoint_every is None and said.isdecimal() else checkpoint_every
+        every = whole_setting("checkpoint_every", 100 if asked_every is None else asked_every, 1)
         where = checkpoints or os.environ.get(launcher.CHECKPOINTS)
         directory = writable_directory("checkpoints", Path(where)) if where else None
         resume = bool(os.environ.get(launcher.RESUME)) if resume is None else resume

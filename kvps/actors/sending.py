@@ -7,12 +7,12 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar
 
 from kvps.arrays.item_forms import differ
 from kvps.arrays.items import Encoded, encode
-from kvps.config.rollouts import Rollouts
+from kvps.config.rollouts import Rollouts, rollouts_of
 from kvps.errors import InvalidSetting, KvpsError, UsageError, WorkerEvicted, WrongOrder, not_to_be_pickled
 from kvps.job import Job
 from kvps.machine.process import identity
@@ -67,12 +67,10 @@ class ActorRollouts:
             "hand over the store, and watch there",
         )
 
-    @property
+    @cached_property
     def settings(self) -> Rollouts:
         """What the learner has set. Raises UsageError if the job takes no experience."""
-        if text := self._job.config.metadata.rollouts:
-            return Rollouts.of(text)
-        raise UsageError(f"job {self._job.name!r} takes no experience: no learner publishes it, or it is old")
+        return rollouts_of(self._job.name, self._job.config.metadata.rollouts)
 
     def put(self, item: Mapping[str, Any], version: Versions, unit: int | None = None) -> str | None:
         """Send an item: name -> array, bytes, text or number, up to 64 MiB. Return its id once it is accepted: then it

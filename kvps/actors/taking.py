@@ -8,20 +8,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from kvps.arrays.digest import digest_of
 from kvps.arrays.items import decode
 from kvps.arrays.layout import CHUNK_BYTES
-from kvps.config.rollouts import Rollouts
+from kvps.config.rollouts import Rollouts, rollouts_of
 from kvps.connection.sockets import ChunkGone
 from kvps.errors import (
     CorruptData,
     InvalidSetting,
     JobSuspended,
     LeaseLost,
-    UsageError,
     WrongOrder,
     counted,
     not_to_be_pickled,
@@ -95,12 +94,10 @@ class LearnerRollouts:
             "hand over the store, and publish there",
         )
 
-    @property
+    @cached_property
     def settings(self) -> Rollouts:
         """How experience comes. Raises UsageError if the job takes none."""
-        if text := self._job.config.metadata.rollouts:
-            return Rollouts.of(text)
-        raise UsageError(f"job {self._job.name!r} takes no experience: it was made by an older kvps")
+        return rollouts_of(self._job.name, self._job.config.metadata.rollouts)
 
     def take(
         self, n: int | None = None, *, groups: int | None = None, wait: float | None = None, order: str = "oldest"

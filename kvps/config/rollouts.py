@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 
-from kvps.errors import CorruptData, InvalidSetting, shown
+from kvps.errors import CorruptData, InvalidSetting, UsageError, shown
 from kvps.parsing import LARGEST, MOST_BASES, MOST_GROUP, MOST_ITEMS, Fields
 
 MOST_ITEM_BYTES = 64 << 20
@@ -91,6 +91,13 @@ class Rollouts:
     def differing(self, asked: Rollouts) -> list[str]:
         """Return which settings are not as `asked`."""
         return [f.name for f in fields(self) if getattr(self, f.name) != getattr(asked, f.name)]
+
+
+def rollouts_of(job: str, text: str) -> Rollouts:
+    """Return what a job notes of its experience. Raises UsageError if it takes none."""
+    if not text:
+        raise UsageError(f"job {job!r} takes no experience: no learner publishes it, or an older kvps made it")
+    return Rollouts.of(text)
 
 
 def not_rollouts(value: object) -> str:

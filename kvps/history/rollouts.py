@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvps.config.rollouts import Rollouts
-from kvps.errors import UsageError
+from kvps.config.rollouts import Rollouts, rollouts_of
 from kvps.history.commit_log import Log
 from kvps.history.log_stream import LogStream
 from kvps.parsing import Fields, entry_ms, number, whole
@@ -84,12 +84,10 @@ class JobRollouts:
     def __init__(self, access: OpenedJob) -> None:
         self._access = access
 
-    @property
+    @cached_property
     def settings(self) -> Rollouts:
         """What the learner has set. Raises UsageError if the job takes no experience."""
-        if text := self._access.config.metadata.rollouts:
-            return Rollouts.of(text)
-        raise UsageError(f"job {self._access.keys.job!r} takes no experience: no learner publishes it, or it is old")
+        return rollouts_of(self._access.keys.job, self._access.config.metadata.rollouts)
 
     def now(self, staleness: bool = True) -> RolloutsNow:
         """Return what there is at this instant. With `staleness` False, that is left empty, and no item is read. Raises

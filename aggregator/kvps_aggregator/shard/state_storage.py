@@ -16,8 +16,14 @@ class StateStorage:
     def __init__(self, job: Job, given: Given) -> None:
         self._keys = job.access.keys
         self._given = given
+        self._small_bytes = job.access.client.small_bytes
         self._sizes: dict[str, int] = {}  # staged name -> bytes
         self.about: dict[str, Any] = {}  # what the manifest of the next version says of it
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the next state is no part of a small request."""
+        return len(self._given.state) > self._small_bytes
 
     def items(self, name: str) -> list[tuple[str, Buffers]]:
         """Return the keys and values of the state that comes with the next version, staged as `name`."""

@@ -43,9 +43,13 @@ class RedisStorage(Storage):
         gradient_format = format_of(job.config.gradient_format)
         sizes = [gradient_format.nbytes(chunk.stop - chunk.start) for chunk in arrays.chunks]
         self._early = EagerFetch(job.access.client, job.layout.shards, arrays.chunks, sizes, self.gradient_keys)
-        self.stores_with_ready = nbytes <= job.access.client.small_bytes
+        self._is_small = nbytes <= job.access.client.small_bytes
         # Room for a version, and for two chunks in the server's own buffers, which count as used memory.
         self._reserve = Reserve(job, number, -(-nbytes * arrays.size // job.layout.size) + 2 * CHUNK_BYTES)
+
+    @property
+    def stores_with_ready(self) -> bool:  # type: ignore[override]
+        return self._is_small and not (self._kept and self._kept.is_large)
 
     # -- versions ------------------------------------------------------------------------------------------------
 

@@ -44,9 +44,8 @@ def experience_proved(job: Job, log: Log, state: State, before: RolloutsNow) -> 
     for fields in log.entries():
         fates.add(fields)
     fates.end()
-    live = job.access.client.call(
-        "HKEYS", job.access.keys.items
-    )  # read after the log: what has a fate there is not among them
+    # Read after the log: what has a fate there is not among them.
+    live = job.access.client.call("HKEYS", job.access.keys.items)
     if not fates.lost:
         fates.compare(live, before if log.begin.version <= state.begin.version else None, log.begin.version == 0)
     return Experience(**fates.counts, waiting=len(live), ended=len(fates.ended), prompts=job.rollouts.settings.units)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import typer
 
-from kvps.errors import InvalidSetting, KvpsError, counted
+from kvps.errors import InvalidSetting, JobError, KvpsError, counted
 from kvps.history.log_stream import LogStream
 from kvps.job import Job
 from kvps.machine import launcher
@@ -29,6 +30,7 @@ from kvps_cli.train.stop import Stop
 
 LEARNER = "learner"
 _LINE_EVERY_S = 2.0
+_RECENT = 100  # entries of the log, among which the newest version is looked for
 _LAST_S = 10.0  # for actors to see that the job is finished
 
 
@@ -69,8 +71,8 @@ def run_learner(
 
 def _run(store: Store, name: str, parts: Parts, own: Mapping[str, str], care: Care, quiet: bool) -> None:
     """Run both, with `own` in the environment of each."""
-    before = set(store.jobs()) - {name}
-    supervisor = Supervisor(store, launcher.this_process("kvps run"), lambda: _jobs(store, name, before), care)
+    published = _Published(store, name)
+    supervisor = published.supervisor = Supervisor(store, launcher.this_process("kvps run"), published.jobs, care)
     lines = _Lines(quiet)
     with Stop(possible=True) as stop:
         try:
@@ -79,7 +81,7 @@ def _run(store: Store, name: str, parts: Parts, own: Mapping[str, str], care: Ca
             while not learner.done:
                 supervisor.watch(POLL_S)
                 relay(supervisor.new_lines())
-                jobs = _jobs(store, name, before)
+                jobs = published.jobs()
                 stop.tell(supervisor, jobs)
                 lines.show(jobs)
                 _check(actors, stop.asked)
@@ -88,7 +90,7 @@ def _run(store: Store, name: str, parts: Parts, own: Mapping[str, str], care: Ca
         finally:
             supervisor.end()
             relay(supervisor.new_lines())
-        _conclude(learner, _jobs(store, name, before), stop.asked, quiet)
+        _conclude(learner, published.jobs(), stop.asked, quiet)
 
 
 def _files(kept: KeptFiles, life: Lifetime) -> dict[str, str]:
@@ -99,11 +101,30 @@ def _files(kept: KeptFiles, life: Lifetime) -> dict[str, str]:
     return {CHECKPOINTS: str(directory), RESUME: "1" if life.resume else "", **every}
 
 
-def _jobs(store: Store, name: str, before: set[str]) -> list[Job]:
-    """Return the jobs that the learner publishes: the one of this name, or those that came since."""
-    names = [each for each in store.jobs() if each not in before]
-    jobs = [store.job(each) for each in names]
-    return [job for job in jobs if job.config.metadata.publishes]
+class _Published:
+    """The jobs that the learner of this run publishes: the one of the run's name, and those that its process holds.
+    Others on the server are not its own, and are never stopped."""
+
+    supervisor: Supervisor
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name = store, name
+        self._opened: dict[str, Job] = {}
+        self._own = set[str]()
+
+    def jobs(self) -> list[Job]:
+        """Return those that are there."""
+        names = self._store.jobs()
+        for name in names:
+            with suppress(JobError):  # it is being made or removed
+                job = self._opened.get(name) or self._opened.setdefault(name, self._store.job(name))
+                if name not in self._own and job.config.metadata.publishes and self._is_own(job):
+                    self._own.add(name)
+        return [self._opened[name] for name in names if name in self._own]
+
+    def _is_own(self, job: Job) -> bool:
+        learner = self.supervisor.children.get(LEARNER)
+        return job.name == self._name or self.supervisor.name_of(job.access.reader.holders()[0]) == str(learner)
 
 
 def _check(actors: Sequence[Child], stopping: bool) -> None:
@@ -142,11 +163,11 @@ class _Lines:
 
 def _now(job: Job) -> str:
     """Return how far a published job is."""
-    newest = next(iter(LogStream(job.access).newest_commits(1)), None)
+    newest = next(iter(LogStream(job.access).newest_commits(_RECENT)), None)
     line = f"version {job.state().version:,}  loss {loss_text(newest.plan.loss if newest else None)}"
     if not job.config.metadata.rollouts:
         return line
-    now = job.rollouts.now()
+    now = job.rollouts.now(staleness=False)
     prompts = f"  prompts {now.closed:,} of {units:,}" if (units := job.rollouts.settings.units) else ""
     ended = f"trained {now.trained:,}, stale {now.stale:,}, rejected {now.rejected:,}"
     return f"{line}  {counted(len(now.actors), 'actor')}{prompts}  items: waiting {now.waiting:,}, {ended}"

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.commands import kvps_run, refused
 from helpers.waiting import awaited_job
@@ -82,8 +83,12 @@ def test_a_run_that_is_stopped_goes_on_from_its_checkpoint(lasting: kvps.Store, 
     options = "--job", "policy", "--checkpoints", "kept", "--checkpoint-every", "5", "--resume"
     running = start(*line(60, *options))
     awaited_job(lasting, "policy", 12)
-    running.process.send_signal(signal.SIGTERM)
-    assert "job policy: stopped at version " in running.output(os.EX_TEMPFAIL)
+    with lasting.publisher("other", {"x": np.zeros(3, np.float32)}) as other:  # which came since, and is not its own
+        running.process.send_signal(signal.SIGTERM)
+        said = running.output(os.EX_TEMPFAIL)
+        assert "job policy: stopped at version " in said
+        assert "other" not in said
+        assert other.publish({"x": np.ones(3, np.float32)}) == 1
     before = lasting.job("policy").state().version
     lasting.remove_job("policy")  # as with its server: the newest checkpoint is a little older
     said = start(*line(60, *options)).output()
