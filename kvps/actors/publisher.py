@@ -178,13 +178,13 @@ class Publisher:
         flat, reader = np.zeros(self.job.layout.size, DTYPE), self.job.access.reader
         request = PullRequest(reader.round_state(), 0, reader.round_state, flat)
         weights = DifferenceReader(self.job.access, reader).read(request)
-        kept = kept_state(self.job.access, weights.names[0])
+        kept = {} if state is None else kept_state(self.job.access, weights.names[0])
         place(self.job.layout, flat, model)
         if state is not None:
             state.clear()
             state |= kept
         shorter = [p.name for p in self.job.layout.parameters if self._dtypes[p.name] != p.stored_as.name]
-        if shorter and not (state and kept) and weights.version:
+        if shorter and not kept and weights.version:
             log.warning(
                 "job %s: version %d has %s in fewer bits than this model, and what was rounded off is lost: "
                 "publish(state=...) keeps it, and load(state=...) brings it back",

@@ -22,6 +22,7 @@ from kvps_cli import connect
 from kvps_cli.child import SUSPENDED, Child
 from kvps_cli.output import log_options, loss_text, say, start_log
 from kvps_cli.supervise import Care, Supervisor
+from kvps_cli.train.evaluator import EvaluatorOptions
 from kvps_cli.train.kept_files import KeptFiles
 from kvps_cli.train.lifetime import Lifetime
 from kvps_cli.train.progress import POLL_S, relay
@@ -48,6 +49,24 @@ class Parts(NamedTuple):
             option = given[0].removesuffix("_ms").replace("_", "-")
             raise InvalidSetting(f"--{option} is for workers: with --learner the script says it to Store.publisher")
         return cls(checked(shlex.split(learner)), checked(command), settings.workers)
+
+
+def check_options(
+    hosts: int, aggregators: int, settings: JobOptions, kept: KeptFiles, evaluation: EvaluatorOptions
+) -> None:
+    """Raise InvalidSetting for an option of `kvps run` that means nothing where a learner publishes the job."""
+    given = {
+        "--hosts": hosts > 1,
+        "--aggregators": aggregators > 1,
+        "-w MIN:MAX": settings.elastic,
+        "--record": kept.record is not None,
+        "--log": bool(kept.targets),
+        "--log-keep": kept.log_keep is not None,
+        "--keep": kept.keep != 3,
+        "--evaluator or --eval-every": evaluation.orders is not None,
+    }
+    for option in (option for option, is_given in given.items() if is_given):
+        raise InvalidSetting(f"{option} is for a job that workers train: leave it out with --learner")
 
 
 def run_learner(

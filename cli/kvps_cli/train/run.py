@@ -32,7 +32,7 @@ from kvps_cli.train.further import further
 from kvps_cli.train.hosts import Line, Place, check_hosts, placed
 from kvps_cli.train.jobs_of_run import JobsOfRun, Served, check_run_name, finder
 from kvps_cli.train.kept_files import KeptFiles
-from kvps_cli.train.learner import Parts, run_learner
+from kvps_cli.train.learner import Parts, check_options, run_learner
 from kvps_cli.train.lifetime import Lifetime
 from kvps_cli.train.progress import (
     POLL_S,
@@ -92,12 +92,12 @@ def run(
     line = Line.of(settings.workers, hosts, settings.given, command)
     check_hosts(line, settings.most, server.redis)
     command = _checked(command or [])
-    if job is not None:
-        check_run_name(job)
+    check_run_name(job or "run")
     life.check(kept, server)
     kept.prepare(fresh=not life.resume, resumable=life.resume)
     evaluation.prepare(kept.kept_log.directory, _checked)
     if learner is not None:
+        check_options(hosts, aggregators, settings, kept, evaluation)
         named = partial(_name, job=job, command=shlex.split(learner), resume=life.resume, hosts=1, quiet=quiet)
         run_learner(server, named, Parts.of(learner, command, settings, _checked), kept, life, (quiet, verbose))
         return

@@ -102,6 +102,8 @@ def test_what_makes_no_sense_is_one_line(lasting: kvps.Store) -> None:
     assert refused(*line(1, "--staleness", "3")).startswith(
         "--staleness is for workers: with --learner the script says"
     )
+    for option in ("--aggregators 2", "-w 2:3", "--record r", "--log csv:x.csv", "--log-keep 5", "--eval-every 2"):
+        assert "is for a job that workers train: leave it out with --learner" in refused(*line(1, *option.split()))
     failed = kvps_run("run", "--learner", "learn.py 3", "-w", "1", "--", sys.executable, "-c", "raise SystemExit(3)")
     assert failed.returncode == 1
     assert failed.stderr.splitlines()[-1] == "kvps: error: the run ends: no actor is left (a0 failed)"
